@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 
 use polyverbs::connection::{ConnectionOptions, Connector, Incoming};
-use polyverbs::{Buffer, ConnectOptions, Context, Cq, Pd, Qp, QpOptions, Requirements, open, wr};
+use polyverbs::{Buffer, Cq, PathOptions, Pd, Qp, QpOptions, Requirements, open, wr};
 use tokio::task::JoinSet;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -27,8 +27,8 @@ async fn greet_all() -> Result<()> {
     let mut tasks = JoinSet::new();
     for number in 0..CONNECTIONS {
         let (client, server) = (end(&pd, &cq).await?, end(&pd, &cq).await?);
-        tasks.spawn(ask(context.clone(), client, listener.address(), number));
-        tasks.spawn(answer(context.clone(), server, listener.next().await?));
+        tasks.spawn(ask(connector.clone(), client, listener.address(), number));
+        tasks.spawn(answer(server, listener.next().await?));
     }
     while let Some(ended) = tasks.join_next().await {
         ended??;
@@ -37,22 +37,25 @@ async fn greet_all() -> Result<()> {
     Ok(())
 }
 
-async fn ask(context: Context, (qp, buffer): End, server: SocketAddr, number: usize) -> Result<()> {
+async fn ask(
+    connector: Connector,
+    (qp, buffer): End,
+    server: SocketAddr,
+    number: usize,
+) -> Result<()> {
     let greeting = qp.receive(buffer);
     let options = ConnectionOptions::new();
-    let accepted = Connector::of(&context)?.connect(&context, &qp, server, options);
-    let connection = accepted.await?.complete().await?;
+    let connection = connector.connect(&qp, server, options).await?;
     let name = format!("client {number}");
     qp.submit(wr::Send::new(name.as_bytes())).await?;
     let expected = format!("hello, {name}");
     assert_eq!(greeting.await?.buffer(), expected.as_bytes());
-    Ok(connection.disconnect(&context, &qp).await?)
+    Ok(connection.disconnect().await?)
 }
 
-async fn answer(context: Context, (qp, buffer): End, incoming: Incoming) -> Result<()> {
+async fn answer((qp, buffer): End, incoming: Incoming) -> Result<()> {
     let name = qp.receive(buffer);
-    let accepted = incoming.accept(&context, &qp, ConnectionOptions::new());
-    let connection = accepted.await?;
+    let connection = incoming.accept(&qp, ConnectionOptions::new()).await?;
     let greeting = [b"hello, ", name.await?.buffer()].concat();
     qp.submit(wr::Send::new(greeting.as_slice())).await?;
     Ok(connection.disconnected().await?)
@@ -64,7 +67,7 @@ type End = (Qp, Buffer);
 async fn end(pd: &Pd, cq: &Cq) -> Result<End> {
     let options = QpOptions::rc(cq).max_inline_data(64);
     let qp = pd.create_qp(options).await?;
-    qp.init(ConnectOptions::new()).await?;
+    qp.init(PathOptions::new()).await?;
     let pool = pd.register_buffers(1, 64).await?;
     Ok((qp, pool.take().ok_or("no buffer")?))
 }

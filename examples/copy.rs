@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use polyverbs::portable::{self, ReadAndInvalidate, ReadSink, RemoteAccess, SendAndInvalidate};
 use polyverbs::{
-    Access, Batch, BufferPool, Completion, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions,
+    Access, Batch, BufferPool, Completion, Context, Cq, Memory, PathOptions, Pd, Qp, QpOptions,
     RemoteAddress, Requirements, open, qp::connect_pair_with, wr,
 };
 
@@ -76,7 +76,7 @@ fn copy(context: &Context, mut from: File, mut to: File) -> Result<u64, Box<dyn 
     connect_pair_with(
         &client.qp,
         &server.qp,
-        ConnectOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE),
+        PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE),
     )
     .wait()?;
     let (source, target) = (Memory::zeroed(WINDOW)?, Memory::zeroed(WINDOW)?);

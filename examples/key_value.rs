@@ -20,8 +20,8 @@ use polyverbs::connection::{ConnectError, ConnectionOptions, Connector, Incoming
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::portable::read_sink_access;
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RemoteAddress,
-    Requirements, wr,
+    Access, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements,
+    wr,
 };
 use tokio::task::JoinSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -129,7 +129,7 @@ async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
         slots,
     };
     let options = ConnectionOptions::new()
-        .qp(ConnectOptions::new().access(remote))
+        .path(PathOptions::new().access(remote))
         .private_data(&table.to_bytes());
     let listener = Connector::of(&context)?.listen(at, CLIENTS)?;
     println!("serving at {}", listener.address());
@@ -152,7 +152,7 @@ async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
             continue;
         };
         clients.push(from);
-        let kept = keep(context.clone(), qp, incoming, options.clone());
+        let kept = keep(qp, incoming, options.clone());
         served.spawn(async move { (from, kept.await) });
     }
 }
@@ -165,13 +165,8 @@ fn refuse(incoming: Incoming, reason: &str) {
 }
 
 // Keeps a connection; a client that dies or sends invalid data ends only its own.
-async fn keep(
-    context: Context,
-    qp: Qp,
-    incoming: Incoming,
-    options: ConnectionOptions,
-) -> Result<()> {
-    let connection = incoming.accept(&context, &qp, options).await?;
+async fn keep(qp: Qp, incoming: Incoming, options: ConnectionOptions) -> Result<()> {
+    let connection = incoming.accept(&qp, options).await?;
     Ok(connection.disconnected().await?)
 }
 
@@ -239,11 +234,11 @@ impl Clients {
             .create_qp(QpOptions::rc(&self.cq).max_inline_data(64))
             .await?;
         let connector = Connector::of(&self.context)?;
-        let asked = connector.connect(&self.context, &qp, self.server, ConnectionOptions::new());
-        let accepted = asked.await.map_err(refusal)?;
-        let table = Table::from_bytes(accepted.private_data()).ok_or("the server told no table")?;
+        let connecting = connector.connect(&qp, self.server, ConnectionOptions::new());
+        let connection = connecting.await.map_err(refusal)?;
+        let table =
+            Table::from_bytes(connection.private_data()).ok_or("the server told no table")?;
         let store = Store::new(&self, &qp, table).await?;
-        let connection = accepted.complete().await?;
 
         let (key, value) = (format!("client-{number}"), format!("value of {number}"));
         store.put(&key, &value).await?;
@@ -252,7 +247,7 @@ impl Clients {
             return Err(format!("{key}: put {value:?}, got {found:?}").into());
         }
         let visits = store.count("visits").await?;
-        connection.disconnect(&self.context, &qp).await?;
+        connection.disconnect().await?;
         Ok(visits)
     }
 

@@ -21,7 +21,7 @@ use polyverbs::connection::{Connection, ConnectionOptions, Connector, devices_at
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpOptions, RKey,
+    Access, Completion, Context, Cq, Device, Memory, Mr, PathOptions, Qp, QpOptions, RKey,
     RemoteAddress, Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
@@ -132,7 +132,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
     let end = End::new(&arguments.device(arguments.address)?)?;
     let listener = Connector::of(&end.context)?.listen(arguments.server(), 1)?;
     let incoming = listener.next().wait()?;
-    let accepted = incoming.accept(&end.context, &end.qp, one_read());
+    let accepted = incoming.accept(&end.qp, one_read());
     let connection = accepted.wait()?;
     end.watch(&connection);
     while let Some(source) = end.advertised()? {
@@ -161,7 +161,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         end.completed(WcOpcode::RdmaWrite)?;
         end.say(&end.pong, 0)?;
     }
-    connection.disconnect(&end.context, &end.qp).wait()?;
+    connection.disconnect().wait()?;
     Ok(())
 }
 
@@ -169,8 +169,7 @@ fn ping(arguments: &Arguments) -> Result<()> {
     let server = arguments.server();
     let end = End::new(&arguments.device(source_of(server)?)?)?;
     let connector = Connector::of(&end.context)?;
-    let asked = connector.connect(&end.context, &end.qp, server, one_read());
-    let connection = asked.wait()?.complete().wait()?;
+    let connection = connector.connect(&end.qp, server, one_read()).wait()?;
     end.watch(&connection);
     let mut first = b'A';
     for number in 0..arguments.count {
@@ -189,7 +188,7 @@ fn ping(arguments: &Arguments) -> Result<()> {
             println!("ping data: {}", shown(&text));
         }
     }
-    connection.disconnect(&end.context, &end.qp).wait()?;
+    connection.disconnect().wait()?;
     Ok(())
 }
 
@@ -223,7 +222,7 @@ const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 fn one_read() -> ConnectionOptions {
     ConnectionOptions::new()
-        .qp(ConnectOptions::new().access(RIGHTS))
+        .path(PathOptions::new().access(RIGHTS))
         .reads(1, 1)
 }
 
@@ -283,7 +282,7 @@ impl End {
             ended: Arc::default(),
         };
         // A receive is posted before connecting, because the first message may come with the connection.
-        end.qp.init(ConnectOptions::new()).wait()?;
+        end.qp.init(PathOptions::new()).wait()?;
         end.post_receive()?;
         Ok(end)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Listener};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, Requirements, WcStatus,
+    Access, Completion, Cq, Memory, Mr, Pd, Qp, QpOptions, Requirements, WcStatus,
     wr::{self, ReceiveRequest},
 };
 
@@ -24,7 +24,6 @@ const SAMPLE: usize = 100;
 
 struct Side {
     connector: Connector,
-    context: Context,
     pd: Pd,
     cq: Cq,
     mr: Mr,
@@ -105,7 +104,6 @@ impl Side {
         let mr = pd.register(&memory, Access::LOCAL_WRITE).wait()?;
         Ok(Self {
             connector: Connector::of(&context)?,
-            context,
             pd,
             cq,
             mr,
@@ -150,20 +148,17 @@ impl Crowd {
         for _ in 0..count {
             let qp = near.qp()?;
             let (to, options) = (listener.address(), ConnectionOptions::new());
-            asked.push(near.connector.connect(&near.context, &qp, to, options));
+            asked.push(near.connector.connect(&qp, to, options));
             self.near.push(qp);
         }
         let mut accepted = Vec::with_capacity(count);
         for _ in 0..count {
             let (incoming, qp) = (listener.next().wait()?, far.qp()?);
-            accepted.push(incoming.accept(&far.context, &qp, ConnectionOptions::new()));
+            accepted.push(incoming.accept(&qp, ConnectionOptions::new()));
             self.far.push(qp);
         }
-        for asked in asked {
-            self.connections.push(asked.wait()?.complete().wait()?);
-        }
-        for accepted in accepted {
-            self.connections.push(accepted.wait()?);
+        for connecting in asked.into_iter().chain(accepted) {
+            self.connections.push(connecting.wait()?);
         }
         Ok(())
     }

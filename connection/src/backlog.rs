@@ -177,14 +177,7 @@ impl<T: QueuedRequest> Backlog<T> {
 pub(crate) struct RemovalWatch(Option<Outcome<()>>);
 
 impl RemovalWatch {
-    /// Without a context there is no device to watch.
-    pub(crate) fn new<T: QueuedRequest>(
-        context: Option<&Context>,
-        waiting: &Arc<Backlog<T>>,
-    ) -> Self {
-        let Some(context) = context else {
-            return Self(None);
-        };
+    pub(crate) fn new<T: QueuedRequest>(context: &Context, waiting: &Arc<Backlog<T>>) -> Self {
         let (removed, guard) = context.begin::<()>();
         let waiting = Arc::downgrade(waiting);
         removed.on_done(move |outcome| {

@@ -10,7 +10,7 @@ use verbs_api::{
 };
 
 use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
-use crate::connector::{Connector, Request, begin, fits};
+use crate::connector::{Connector, Request, fits};
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, ConnectError, ListenSink, Question, Refusal, Token,
 };
@@ -70,18 +70,18 @@ impl Connector {
     /// ```
     /// use polyverbs::wr::{self, UdDestination};
     /// # use polyverbs::connection::Connector;
-    /// # use polyverbs::{ConnectOptions, QpOptions, Requirements, emulated};
+    /// # use polyverbs::{PathOptions, QpOptions, Requirements, emulated};
     /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
     /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
     /// # let near = pd.create_qp(QpOptions::ud(&cq)).wait()?;
     /// # let far = pd.create_qp(QpOptions::ud(&cq)).wait()?;
-    /// # near.activate(ConnectOptions::new()).wait()?;
-    /// # far.activate(ConnectOptions::new()).wait()?;
+    /// # near.activate(PathOptions::new()).wait()?;
+    /// # far.activate(PathOptions::new()).wait()?;
     /// # let connector = Connector::of(&device)?;
     /// # let listener = connector.listen_datagrams("192.0.2.1:7471".parse()?, 1)?;
     /// # let answerer = far.clone();
     /// # listener.next().on_done(move |question| question.unwrap().answer(&answerer, b"").unwrap());
-    /// let service = connector.resolve(&device, listener.address(), b"").wait()?;
+    /// let service = connector.resolve(listener.address(), b"").wait()?;
     /// let ah = pd.create_ah(service.path(&device, 1)?).wait()?;
     /// let to = UdDestination { ah, remote_qpn: service.qp_num, remote_qkey: service.qkey };
     /// near.post_one(wr::Send::new(b"hello").to(&to))?;
@@ -89,14 +89,13 @@ impl Connector {
     /// ```
     pub fn resolve(
         &self,
-        context: &Context,
         to: SocketAddr,
         private_data: &[u8],
     ) -> Started<DatagramService, ConnectError> {
         if let Err(error) = fits(private_data, self.backend().private_data().resolve) {
             return Started::ready(Err(error));
         }
-        let (started, request) = begin(context);
+        let (started, request) = self.begin();
         let sink = Arc::new(Asking(Arc::clone(&request)));
         if let Err(error) = self.backend().resolve(to, private_data.to_vec(), sink) {
             request.end(Err(error));
@@ -123,16 +122,16 @@ impl AnswerSink for Asking {
 ///
 /// ```
 /// # use polyverbs::connection::Connector;
-/// # use polyverbs::{ConnectOptions, QpOptions, Requirements, emulated};
+/// # use polyverbs::{PathOptions, QpOptions, Requirements, emulated};
 /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
 /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
 /// # let near = pd.create_qp(QpOptions::ud(&cq)).wait()?;
 /// # let far = pd.create_qp(QpOptions::ud(&cq)).wait()?;
-/// # near.activate(ConnectOptions::new()).wait()?;
-/// # far.activate(ConnectOptions::new()).wait()?;
+/// # near.activate(PathOptions::new()).wait()?;
+/// # far.activate(PathOptions::new()).wait()?;
 /// # let connector = Connector::of(&device)?;
 /// let listener = connector.listen_datagrams("192.0.2.1:7471".parse()?, 8)?;
-/// # let asked = connector.resolve(&device, listener.address(), b"");
+/// # let asked = connector.resolve(listener.address(), b"");
 /// let question = listener.next().wait()?;
 /// question.answer(&far, b"chat")?; // `far` is for datagrams, and activated
 /// # assert_eq!(asked.wait()?.qp_num, far.qp_num());

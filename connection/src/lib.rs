@@ -10,17 +10,14 @@ mod opaque;
 mod panics;
 
 mod backlog;
-mod channel;
 mod connector;
 mod datagrams;
 pub mod ib;
 mod in_process;
 pub mod mpa;
-pub mod network_direct;
 mod notice;
 mod ping;
 
-pub use channel::{ChannelEvent, ChannelEventKind, EventChannel, Identifier};
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
 };

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use verbs_api::{Context, Started};
+use verbs_api::Started;
 
-use crate::connector::{Connector, begin};
+use crate::connector::Connector;
 use verbs_api::provider::backend::ConnectError;
 
 impl Connector {
@@ -16,8 +16,8 @@ impl Connector {
     ///
     /// Fails with [`ConnectError::Refused`] where the TCP port is closed, with [`ConnectError::NoDevice`] where it belongs to
     /// something else, and with [`ConnectError::TimedOut`] after nine seconds at most.
-    pub fn ping(&self, context: &Context, to: SocketAddr) -> Started<(), ConnectError> {
-        let (started, request) = begin(context);
+    pub fn ping(&self, to: SocketAddr) -> Started<(), ConnectError> {
+        let (started, request) = self.begin();
         let sink = {
             let request = std::sync::Arc::clone(&request);
             Box::new(move |outcome| request.end(outcome))

@@ -9,9 +9,9 @@ use verbs_api::{Device, Registry};
 pub use polyverbs_io::source_of;
 
 pub use polyverbs_connection::{
-    Accepted, ChannelEvent, ChannelEventKind, ConnectError, Connection, ConnectionOptions,
-    Connector, DatagramListener, DatagramQuestion, DatagramService, EventChannel, Identifier,
-    Incoming, Listener, Phase, PrivateDataLimits, ReadLimits, Refusal, flush,
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, DatagramListener,
+    DatagramQuestion, DatagramService, Incoming, Listener, Phase, PrivateDataLimits, ReadLimits,
+    Refusal, flush,
 };
 
 /// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a

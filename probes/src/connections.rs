@@ -7,7 +7,7 @@ use verbs_api::qp::{QpState, QpType};
 use verbs_api::wr::{
     Batch, Data, Read, ReceiveRequest, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
-use verbs_api::{Access, ConnectOptions, RKey, RemoteAddress, WcStatus};
+use verbs_api::{Access, PathOptions, RKey, RemoteAddress, WcStatus};
 
 use crate::{filled, fresh, statuses};
 
@@ -80,7 +80,7 @@ pub(crate) fn rc_flush(rig: &Rig) -> Outcome {
 
 // covers 3.61
 pub(crate) fn rc_peer_gone(rig: &Rig) -> Outcome {
-    let options = ConnectOptions::new().timeout(10).retry_cnt(7);
+    let options = PathOptions::new().timeout(10).retry_cnt(7);
     let (near, far) = (rig.near.side(QpType::Rc)?, rig.far.side(QpType::Rc)?);
     let Pair { near, far } = rig.connected_with(near, far, options)?;
     rig.finish_destroy(far.qp.destroy())?;

@@ -5,7 +5,7 @@ use verbs_api::ids::{Gid, Qpn};
 use verbs_api::probe::{Evidence, Outcome, Region, Rig, Side, ensure, ensure_eq};
 use verbs_api::qp::QpType;
 use verbs_api::wr::{Send, SendWithImmediate, UdDestination};
-use verbs_api::{Access, ConnectOptions, WcStatus};
+use verbs_api::{Access, PathOptions, WcStatus};
 
 use crate::filled;
 
@@ -18,7 +18,7 @@ const ROUTING_HEADER: usize = 40;
 fn ready(rig: &Rig, near: bool) -> Result<Side, Evidence> {
     let end = if near { &rig.near } else { &rig.far };
     let side = end.side(QpType::Ud)?;
-    rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)))?;
+    rig.finish(side.activate(PathOptions::new().qkey(QKEY)))?;
     Ok(side)
 }
 

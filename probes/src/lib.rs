@@ -13,7 +13,7 @@ use verbs_api::capability::{Baseline, FeatureInfo};
 use verbs_api::extension::feature;
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Rig};
 use verbs_api::qp::QpType;
-use verbs_api::{Access, Completion, ConnectOptions, Features, WcStatus};
+use verbs_api::{Access, Completion, Features, PathOptions, WcStatus};
 
 macro_rules! features {
     ($($name:ident = $set:ident::$bit:ident, $about:expr;)*) => {
@@ -116,7 +116,7 @@ fn fresh(rig: &Rig, access: Access) -> Result<Pair, Evidence> {
     rig.connected_with(
         rig.near.side(QpType::Rc)?,
         rig.far.side(QpType::Rc)?,
-        ConnectOptions::new().access(access),
+        PathOptions::new().access(access),
     )
 }
 

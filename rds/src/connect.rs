@@ -10,7 +10,7 @@ use polyverbs::connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, Refusal,
     flush,
 };
-use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
+use polyverbs::{Access, PathOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_wire::rds::{ConnectData, PORT, PORT_V6};
 
 use crate::node::{Link, Made, Node, Purpose, post_receives};
@@ -90,7 +90,7 @@ async fn accept(
     let Ok(qp) = make_link(&strong, Purpose::Arrival(arrival)).await else {
         return strong.withdraw(arrival);
     };
-    let accepted = incoming.accept(&strong.context, &qp, options(&data));
+    let accepted = incoming.accept(&qp, options(&data));
     drop(strong);
     let accepted = accepted.await;
     let Some(node) = node.upgrade() else { return };
@@ -121,7 +121,7 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
         return failed(&strong, made, None);
     };
     let connector = &strong.connector;
-    let asked = connector.connect(&strong.context, &qp, to, options(&data));
+    let asked = connector.request(&qp, to, options(&data));
     drop(strong);
     match complete(asked, &data).await {
         Ok((connection, told)) => {
@@ -178,7 +178,7 @@ async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> 
         options = options.operations(&masked);
     }
     let qp = node.pd.create_qp(options).await?;
-    qp.init(qp_options()).await?;
+    qp.init(path_options()).await?;
     let mut receives: VecDeque<Slot> = VecDeque::new();
     let first = limits.first_receives;
     if post_receives(node, &qp, &mut receives, first as usize) < first {
@@ -190,14 +190,14 @@ async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> 
     }
 }
 
-fn qp_options() -> ConnectOptions {
+fn path_options() -> PathOptions {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    ConnectOptions::new().access(remote)
+    PathOptions::new().access(remote)
 }
 
 fn options(data: &ConnectData) -> ConnectionOptions {
     ConnectionOptions::new()
-        .qp(qp_options())
+        .path(path_options())
         .private_data(&data.to_bytes())
 }
 
@@ -253,7 +253,7 @@ pub(crate) async fn discard(node: Weak<Node>, mut link: Link) {
     let Some(strong) = node.upgrade() else { return };
     // Starts the disconnect without waiting for the peer, which may be gone.
     drop(link.take_connection());
-    let flushed = flush(&strong.context, &link.qp);
+    let flushed = flush(&link.qp);
     drop(strong);
     // A queue pair that cannot be flushed is destroyed nevertheless.
     let _ = flushed.await;

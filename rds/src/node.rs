@@ -281,7 +281,7 @@ impl Node {
         let links = self.lock().take_links();
         let ends = links.iter().filter_map(|link| {
             let connection = link.connection.as_ref()?;
-            Some(connection.disconnect(&self.context, &link.qp))
+            Some(connection.disconnect())
         });
         for mut end in ends.collect::<Vec<_>>() {
             // A peer that does not answer detects the end by itself.

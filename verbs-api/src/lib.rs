@@ -63,7 +63,7 @@ pub use mr::{Mr, MrKey, MrOptions};
 pub use mw::Mw;
 pub use pd::Pd;
 pub use post::PostError;
-pub use qp::{ConnectOptions, Qp, QpOptions, connect_pair};
+pub use qp::{PathOptions, Qp, QpOptions, connect_pair};
 pub use qp_attributes::QpEndpoint;
 pub use registry::{Registry, devices, open, registry};
 pub use service::Operations;

@@ -534,11 +534,11 @@ impl Choice {
 ///
 /// ```no_run
 /// # fn example(memory: &verbs_api::Memory, peer: &verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{Access, ConnectOptions, QpOptions, Requirements, open, portable, portable::RemoteAccess, wr};
+/// use verbs_api::{Access, PathOptions, QpOptions, Requirements, open, portable, portable::RemoteAccess, wr};
 /// let device = open(Requirements::new().prefers(portable::FEATURES))?;
 /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
 /// let qp = pd.create_qp(QpOptions::rc(&cq).reserve_portable(1)).wait()?;
-/// qp.connect(peer, ConnectOptions::new().access(Access::REMOTE_WRITE)).wait()?;
+/// qp.connect(peer, PathOptions::new().access(Access::REMOTE_WRITE)).wait()?;
 ///
 /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
 /// let access = RemoteAccess::prepare(&pd, memory, rights, false).wait()?;

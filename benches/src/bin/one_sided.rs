@@ -15,7 +15,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress,
+    Access, Completion, Context, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress,
     Requirements, wr,
 };
 use polyverbs_benches::{Outcome, command, cpu};
@@ -112,7 +112,7 @@ impl End {
     /// The options with which the peer may write to this end.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
-            .qp(ConnectOptions::new().access(Access::REMOTE_WRITE))
+            .path(PathOptions::new().access(Access::REMOTE_WRITE))
             .private_data(&self.mr.remote(0).to_bytes())
     }
 }
@@ -131,7 +131,7 @@ fn be_target(device: &str, address: Ipv4Addr, does: &str) -> Outcome<()> {
     let listener = connector.listen(SocketAddr::new(address.into(), 0), 1)?;
     println!("{}", listener.address());
     let incoming = listener.next().wait()?;
-    let accepted = incoming.accept(&end.context, &end.qp, end.options());
+    let accepted = incoming.accept(&end.qp, end.options());
     let _connection = accepted.wait()?;
     if let Some([cpu, _]) = cpu::two() {
         cpu::pin_to(cpu);
@@ -190,13 +190,11 @@ impl Times {
     fn of(device: &str, by_memory: bool, does: &str, time: Duration) -> Outcome<Self> {
         let target = Target::start(device, by_memory, does)?;
         let end = End::new(device, REQUESTER, by_memory)?;
-        let (context, qp) = (&end.context, &end.qp);
-        let connector = Connector::of(context)?;
-        let asked = connector.connect(context, qp, target.address, end.options());
-        let accepted = asked.wait()?;
-        let peer = accepted.private_data().first_chunk();
+        let (connector, qp) = (Connector::of(&end.context)?, &end.qp);
+        let connecting = connector.connect(qp, target.address, end.options());
+        let connection = connecting.wait()?;
+        let peer = connection.private_data().first_chunk();
         let peer = RemoteAddress::from_bytes(*peer.ok_or("the target does not say where")?);
-        let _connection = accepted.complete().wait()?;
         // The target process has started before this thread is pinned, so it may use both processors.
         if let Some([_, cpu]) = cpu::two() {
             cpu::pin_to(cpu);

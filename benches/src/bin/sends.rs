@@ -11,8 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use polyverbs::{
-    Access, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge,
-    WcStatus,
+    Access, Completion, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress, Sge, WcStatus,
     wr::{self, ReceiveRequest},
 };
 use polyverbs_benches::Outcome;
@@ -88,7 +87,7 @@ impl Pair {
         };
         let near = rig.pd.create_qp(options()).wait()?;
         let far = rig.pd.create_qp(options()).wait()?;
-        let options = ConnectOptions::new().access(PEERS);
+        let options = PathOptions::new().access(PEERS);
         near.connect(&far.endpoint()?, options).wait()?;
         far.connect(&near.endpoint()?, options).wait()?;
         Ok(Self {

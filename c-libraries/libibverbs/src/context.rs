@@ -77,14 +77,11 @@ impl Shared {
         self.handles.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The queue pair with this number, and the context that it belongs to: any context of this device.
-    pub fn queue_pair(&self, qp_num: u32) -> Option<(Context, Qp)> {
+    /// The queue pair with this number, of any context that has opened this device.
+    pub fn queue_pair(&self, qp_num: u32) -> Option<Qp> {
         let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
         let mut same = open.iter().filter(|open| ptr::eq(open.listed, self.listed));
-        same.find_map(|open| {
-            let qp = lock(&open.qps).get(&qp_num).cloned()?;
-            Some((open.context.clone(), qp))
-        })
+        same.find_map(|open| lock(&open.qps).get(&qp_num).cloned())
     }
 }
 

@@ -13,7 +13,7 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, ConnectOptions, Context, Qp, Started, Transport};
+use verbs_api::{Access, PathOptions, Qp, Started, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
 use crate::device::{CmDevice, Service};
@@ -80,17 +80,17 @@ impl ConnParams {
     }
 
     fn options(&self, state: &State, named: &ConnectingQp, device: &CmDevice) -> ConnectionOptions {
-        let mut qp_options = qp_options(state)
+        let mut path_options = path_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
         // The access that the program granted when it modified its queue pair to INIT.
         if named.is_programs
             && let Ok(now) = named.qp.query()
         {
-            qp_options = qp_options.access(now.attributes.qp_access_flags.unwrap_or_default());
+            path_options = path_options.access(now.attributes.qp_access_flags.unwrap_or_default());
         }
         let options = ConnectionOptions::new()
-            .qp(qp_options)
+            .path(path_options)
             .reads(self.reads.inbound, self.reads.outbound)
             .private_data(&self.private_data);
         match named.is_programs && device.transport() == Transport::InfiniBand {
@@ -108,8 +108,8 @@ const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-fn qp_options(state: &State) -> ConnectOptions {
-    ConnectOptions::new()
+fn path_options(state: &State) -> PathOptions {
+    PathOptions::new()
         .access(RIGHTS)
         .traffic_class(state.options.tos)
         .timeout(state.options.ack_timeout.unwrap_or(ACK_TIMEOUT))
@@ -128,18 +128,15 @@ unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno
 
 /// The queue pair of an identifier, or the one that the program names by its number.
 struct ConnectingQp {
-    /// The context of a queue pair named by its number: any that has opened the device.
-    context: Context,
     qp: Qp,
     /// Whether the queue pair is named by its number, and the program modifies it.
     is_programs: bool,
 }
 
 impl ConnectingQp {
-    unsafe fn of(public: &RdmaCmId, device: &CmDevice, qp_num: u32) -> Result<Self, Errno> {
+    unsafe fn of(public: &RdmaCmId, qp_num: u32) -> Result<Self, Errno> {
         if !public.qp.is_null() {
             return Ok(Self {
-                context: device.context.clone(),
                 // SAFETY: as the caller promises.
                 qp: unsafe { qp::own(public.qp) }?.qp.clone(),
                 is_programs: false,
@@ -147,10 +144,8 @@ impl ConnectingQp {
         }
         // SAFETY: the device is never closed.
         let state = unsafe { context::own(public.verbs) }?;
-        let (context, qp) = state.shared.queue_pair(qp_num).ok_or(Errno::INVAL)?;
         Ok(Self {
-            context,
-            qp,
+            qp: state.shared.queue_pair(qp_num).ok_or(Errno::INVAL)?,
             is_programs: true,
         })
     }
@@ -178,11 +173,11 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
             ask(&own.inner, &device, to, &wanted.private_data)?;
         } else {
             // SAFETY: as the caller promises.
-            let named = unsafe { ConnectingQp::of(public, &device, wanted.qp_num) }?;
+            let named = unsafe { ConnectingQp::of(public, wanted.qp_num) }?;
             let mut state = own.inner.lock();
             let options = wanted.options(&state, &named, &device);
             state.part = Part::Busy;
-            state.qp = Some((named.context.clone(), named.qp.id()));
+            state.qp = Some((named.qp.open_device(), named.qp.id()));
             drop(state);
             begin(public, own, &device, &named, to, &options)?;
         }
@@ -215,10 +210,9 @@ fn begin(
     options: &ConnectionOptions,
 ) -> Result<(), Errno> {
     let (transport, is_programs) = (device.transport(), named.is_programs);
-    let ConnectingQp { context, qp, .. } = named;
     let asked = bind::at_free_port(public, own, |port| {
         let options = options.clone().source_port(port);
-        let asked = device.connector.connect(context, qp, to, options);
+        let asked = device.connector.request(&named.qp, to, options);
         match asked.is_done() {
             true => Ok(Started::ready(Ok(asked.wait()?))),
             false => Ok(asked),
@@ -303,7 +297,7 @@ fn flush_stream(this: &Arc<Inner>) {
     if let Some((context, qp)) = named
         && let Some(qp) = context.find_qp(qp)
     {
-        flush(&context, &qp).on_done(|_| {});
+        flush(&qp).on_done(|_| {});
     }
 }
 
@@ -371,7 +365,7 @@ fn ask(
     to: SocketAddr,
     private_data: &[u8],
 ) -> Result<(), Errno> {
-    let asked = device.connector.resolve(&device.context, to, private_data);
+    let asked = device.connector.resolve(to, private_data);
     if asked.is_done() {
         let answer = asked.wait();
         if let Some(errno) = answer
@@ -469,7 +463,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
             return Err(Errno::INVAL);
         }
         // SAFETY: as the caller promises.
-        let named = unsafe { ConnectingQp::of(public, &device, wanted.qp_num) }?;
+        let named = unsafe { ConnectingQp::of(public, wanted.qp_num) }?;
         let mut state = inner.lock();
         match std::mem::replace(&mut state.part, Part::Busy) {
             Part::Questioned(question) => {
@@ -480,7 +474,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
             }
             Part::Asked(incoming) => {
                 let options = wanted.options(&state, &named, &device);
-                state.qp = Some((named.context.clone(), named.qp.id()));
+                state.qp = Some((named.qp.open_device(), named.qp.id()));
                 drop(state);
                 let data = Data::Connection {
                     private_data: Vec::new(),
@@ -494,7 +488,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                         established(&this, done, data, transport);
                     }
                 };
-                if let Err(error) = incoming.accept_then(&named.context, &named.qp, options, then) {
+                if let Err(error) = incoming.accept_then(&named.qp, options, then) {
                     inner.lock().part = Part::Nothing;
                     return Err(errno::of(&error));
                 }
@@ -578,15 +572,14 @@ pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
                 // Outstanding requests are flushed at once, whether the peer answers or not.
                 let flushed = QpAttributes::new().qp_state(QpState::Err);
                 qp.qp.modify(flushed).wait()?;
-                connection.end(&device.context).on_done(|_| {});
+                connection.end().on_done(|_| {});
                 inner.show_state(QpState::Err);
             }
-            Ok(qp) => {
-                let ended = connection.disconnect(&device.context, &qp.qp);
-                ended.on_done(|_| {});
+            Ok(_) => {
+                connection.disconnect().on_done(|_| {});
                 inner.show_state(QpState::Err);
             }
-            Err(_) => connection.end(&device.context).on_done(|_| {}),
+            Err(_) => connection.end().on_done(|_| {}),
         }
         if was_told {
             return Ok(());
@@ -627,8 +620,8 @@ pub unsafe extern "C-unwind" fn init_qp_attr(
             }
             // A queue pair gets its stream when the connection is accepted or established.
             (QpState::Rtr | QpState::Rts, _, Transport::Iwarp) => QpAttributes::new(),
-            (QpState::Rtr, ..) => steps(&state, &device)?[1],
-            (QpState::Rts, ..) => steps(&state, &device)?[2],
+            (QpState::Rtr, ..) => steps(&state)?[1],
+            (QpState::Rts, ..) => steps(&state)?[2],
             _ => return Err(Errno::INVAL),
         };
         drop(state);
@@ -649,7 +642,7 @@ fn first_step() -> QpAttributes {
         .port_num(1)
 }
 
-fn steps(state: &State, device: &CmDevice) -> Result<[QpAttributes; 3], Errno> {
+fn steps(state: &State) -> Result<[QpAttributes; 3], Errno> {
     if let Some(steps) = state.steps {
         return Ok(steps);
     }
@@ -657,8 +650,8 @@ fn steps(state: &State, device: &CmDevice) -> Result<[QpAttributes; 3], Errno> {
         return Err(Errno::INVAL);
     };
     let options = ConnectionOptions::new()
-        .qp(qp_options(state))
+        .path(path_options(state))
         .brought_up_by_program(state.psn);
-    let steps = incoming.steps(&device.context, &options);
+    let steps = incoming.steps(&options);
     steps.map_err(|error| errno::of(&error))
 }

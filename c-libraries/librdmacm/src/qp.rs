@@ -10,7 +10,7 @@ use polyverbs_libibverbs::abi::{
 };
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::{cq, qp, qp_ex, srq};
-use verbs_api::ConnectOptions;
+use verbs_api::PathOptions;
 use verbs_api::qp::{QpAttributes, QpState};
 
 use crate::abi::RdmaCmId;
@@ -225,7 +225,7 @@ unsafe fn adopt(public: &mut RdmaCmId, made: *mut IbvQp, pd: *mut IbvPd) -> Resu
         // SAFETY: just made.
         let (own, shown) = unsafe { (&qp::own(made)?.qp, &mut *made) };
         if shown.qp_type == qp_type::UD {
-            own.activate(ConnectOptions::new().qkey(QKEY)).wait()?;
+            own.activate(PathOptions::new().qkey(QKEY)).wait()?;
             shown.state = QpState::Rts as c_int;
         } else {
             let first = QpAttributes::new()

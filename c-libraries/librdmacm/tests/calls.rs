@@ -1,20 +1,17 @@
 //! The functions as a program calls them: what it may do wrong, and a connection from one end to the other.
 #![allow(unsafe_code)]
 
+mod cm;
+
 use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::ptr;
 
-use polyverbs_libibverbs::abi::{
-    IbvAhAttr, IbvContext, IbvGid, IbvGidEntry, IbvQpAttr, IbvQpCap, IbvQpInitAttr, qp_type,
-};
-use polyverbs_libibverbs::{ah, context, qp as verbs_qp, query};
-use polyverbs_librdmacm::abi::{
-    Address, RdmaAddrinfo, RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event,
-    port_space,
-};
+use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvGid, IbvGidEntry};
+use polyverbs_libibverbs::{ah, context, query};
+use polyverbs_librdmacm::abi::{RdmaAddrinfo, RdmaCmId, RdmaConnParam, event, port_space};
 use polyverbs_librdmacm::{
     address, bind, channel, connect, device, endpoint, events, id, info, multicast, options, qp,
     resolve,
@@ -25,48 +22,10 @@ use verbs_api::{
     ids::{Gid, LinkAddress},
 };
 
-// A call of a function of the library, as C makes it.
-macro_rules! call {
-    ($call:expr) => {{
-        // SAFETY: pointers are null, to what the test has, or to what the library made: it looks them up.
-        unsafe { $call }
-    }};
-}
-
-fn errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap()
-}
-
-#[track_caller]
-fn refused(answer: c_int, number: c_int) {
-    assert_eq!((answer, errno()), (-1, number));
-}
-
-fn sockaddr(text: &str) -> Address {
-    address::write(text.parse::<SocketAddr>().unwrap())
-}
-
-fn new_id(channel: *mut RdmaEventChannel, ps: c_int) -> *mut RdmaCmId {
-    let mut made = ptr::null_mut();
-    let context = ptr::null_mut();
-    assert_eq!(call!(id::create(channel, &raw mut made, context, ps)), 0);
-    made
-}
-
-// A structure of numbers and null pointers.
-fn zeroed<T>() -> T {
-    // SAFETY: of the structures of C that the tests use zero is a value.
-    unsafe { std::mem::zeroed() }
-}
-
-// The next event, acknowledged: what it was, of which identifier, and how it went.
-fn next(channel: *mut RdmaEventChannel) -> (c_int, *mut RdmaCmId, c_int) {
-    let mut fetched: *mut RdmaCmEvent = ptr::null_mut();
-    assert_eq!(call!(events::get_event(channel, &raw mut fetched)), 0);
-    let told = call!(((*fetched).event, (*fetched).id, (*fetched).status));
-    assert_eq!(call!(channel::ack_event(fetched)), 0);
-    told
-}
+use cm::{
+    asking, call, create_qp, fetch, is_empty, listening, new_id, next, private_data, qp_state,
+    queue_pair, refused, resolved, sockaddr, zeroed,
+};
 
 fn every_call_with(gone: *mut RdmaCmId) {
     let nothing = ptr::null_mut::<c_void>();
@@ -220,73 +179,20 @@ fn unsupported_arguments_fail_with_their_error_number() {
     call!(device::free_devices(list));
 }
 
-fn queue_pair() -> IbvQpInitAttr {
-    IbvQpInitAttr {
-        qp_context: ptr::null_mut(),
-        send_cq: ptr::null_mut(),
-        recv_cq: ptr::null_mut(),
-        srq: ptr::null_mut(),
-        cap: IbvQpCap {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-        },
-        qp_type: qp_type::RC,
-        sq_sig_all: 1,
-    }
-}
+#[test]
+fn a_connection_begins_and_ends_with_events_at_both_ends() {
+    let (server_channel, channel) = (channel::create(), channel::create());
+    let (listener, to) = listening(server_channel, "127.0.0.1");
+    refused(call!(bind::listen(listener, 8)), libc::EINVAL);
+    is_empty(server_channel);
 
-fn resolved(channel: *mut RdmaEventChannel, port: u16) -> *mut RdmaCmId {
-    let client = new_id(channel, port_space::TCP);
-    let mut to = sockaddr(&format!("127.0.0.1:{port}"));
-    let source = ptr::null_mut();
-    assert_eq!(
-        call!(resolve::resolve_addr(
-            client,
-            source,
-            (&raw mut to).cast(),
-            1000
-        )),
-        0
-    );
-    assert_eq!(next(channel), (event::ADDR_RESOLVED, client, 0));
-    assert_eq!(call!(resolve::resolve_route(client, 1000)), 0);
-    assert_eq!(next(channel), (event::ROUTE_RESOLVED, client, 0));
-    let no_pd = ptr::null_mut();
-    let mut init = queue_pair();
-    assert_eq!(call!(qp::create(client, no_pd, &raw mut init)), 0);
+    let client = resolved(channel, to);
+    let (no_pd, mut init) = (ptr::null_mut(), queue_pair());
     refused(
         call!(qp::create(client, no_pd, &raw mut init)),
         libc::EINVAL,
     );
-    client
-}
-
-#[test]
-fn a_connection_begins_and_ends_with_events_at_both_ends() {
-    let (server_channel, channel) = (channel::create(), channel::create());
-    let listener = new_id(server_channel, port_space::TCP);
-    let mut at = sockaddr("127.0.0.1:0");
-    assert_eq!(call!(bind::bind_addr(listener, (&raw mut at).cast())), 0);
-    assert_eq!(call!(bind::listen(listener, 8)), 0);
-    refused(call!(bind::listen(listener, 8)), libc::EINVAL);
-    let port = u16::from_be(call!(id::get_src_port(listener)));
-    assert_ne!(port, 0);
-    // Nothing has happened yet, and nobody waits.
-    let fd = call!((*server_channel).fd);
-    assert_eq!(call!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK)), 0);
-    let mut none = ptr::null_mut();
-    refused(
-        call!(events::get_event(server_channel, &raw mut none)),
-        libc::EAGAIN,
-    );
-    assert_eq!(call!(libc::fcntl(fd, libc::F_SETFL, 0)), 0);
-
-    let client = resolved(channel, port);
-    // SAFETY: numbers and a pointer, for which zero is a value.
-    let mut param: RdmaConnParam = unsafe { std::mem::zeroed() };
+    let mut param: RdmaConnParam = zeroed();
     let long = [7_u8; 255];
     (param.private_data, param.private_data_len) = (long.as_ptr().cast(), 255);
     refused(
@@ -305,20 +211,11 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
         libc::EINVAL,
     );
 
-    let mut asked: *mut RdmaCmEvent = ptr::null_mut();
-    assert_eq!(call!(events::get_event(server_channel, &raw mut asked)), 0);
-    // SAFETY: just fetched.
-    let (kind, of, server, said) = unsafe {
-        let conn = (*asked).param.conn;
-        let length = usize::from(conn.private_data_len).min(5);
-        let said = std::slice::from_raw_parts(conn.private_data.cast::<u8>(), length);
-        ((*asked).event, (*asked).listen_id, (*asked).id, said)
-    };
+    let asked = fetch(server_channel);
+    let (kind, of, server) = call!(((*asked).event, (*asked).listen_id, (*asked).id));
     assert_eq!((kind, of), (event::CONNECT_REQUEST, listener));
-    assert_eq!(said, [7; 5]);
-    let mut init = queue_pair();
-    let no_pd = ptr::null_mut();
-    assert_eq!(call!(qp::create(server, no_pd, &raw mut init)), 0);
+    assert!(private_data(asked).starts_with(&[7; 5]));
+    create_qp(server);
     let no_param = ptr::null_mut();
     assert_eq!(call!(connect::accept(server, no_param)), 0);
     refused(call!(connect::accept(server, no_param)), libc::EINVAL);
@@ -340,8 +237,7 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
 
     // Nobody listens any more: the next one is refused.
     assert_eq!(call!(id::destroy(listener)), 0);
-    let late = resolved(channel, port);
-    assert_eq!(call!(connect::connect(late, ptr::null_mut())), 0);
+    let late = asking(channel, to);
     let (kind, of, status) = next(channel);
     assert_eq!((kind, of), (event::REJECTED, late));
     assert_ne!(status, 0);
@@ -361,18 +257,12 @@ const ENHANCED: &[u8] = b"MPA ID Req Frame\x50\x02\0\x04\x80\x01\x80\x01";
 // What a server hears of a peer over iWARP that has its reply and then goes, and the state that its queue pair has then.
 fn of_a_peer_that_goes(request: &[u8]) -> ([c_int; 2], c_int) {
     let channel = channel::create();
-    let listener = new_id(channel, port_space::TCP);
-    let mut at = sockaddr("127.0.0.1:0");
-    assert_eq!(call!(bind::bind_addr(listener, (&raw mut at).cast())), 0);
-    assert_eq!(call!(bind::listen(listener, 1)), 0);
-    let port = u16::from_be(call!(id::get_src_port(listener)));
-
-    let mut peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let (listener, to) = listening(channel, "127.0.0.1");
+    let mut peer = TcpStream::connect(to).unwrap();
     peer.write_all(request).unwrap();
     let (kind, server, status) = next(channel);
     assert_eq!((kind, status), (event::CONNECT_REQUEST, 0));
-    let mut init = queue_pair();
-    assert_eq!(call!(qp::create(server, ptr::null_mut(), &raw mut init)), 0);
+    create_qp(server);
     assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
     let mut reply = vec![0; request.len()];
     peer.read_exact(&mut reply).unwrap();
@@ -384,22 +274,12 @@ fn of_a_peer_that_goes(request: &[u8]) -> ([c_int; 2], c_int) {
         assert_eq!((of, status), (server, 0));
         kind
     });
-    let mut attr: IbvQpAttr = zeroed();
-    let (mut init, mask) = (queue_pair(), 1);
-    assert_eq!(
-        call!(verbs_qp::query(
-            (*server).qp,
-            &raw mut attr,
-            mask,
-            &raw mut init
-        )),
-        0
-    );
+    let state = qp_state(server);
     for id in [server, listener] {
         call!(endpoint::destroy(id));
     }
     call!(channel::destroy(channel));
-    (told, attr.qp_state)
+    (told, state)
 }
 
 #[test]

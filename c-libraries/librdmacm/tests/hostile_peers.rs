@@ -12,7 +12,7 @@ use polyverbs::ids::{LinkAddress, Qpn};
 use polyverbs::qp::AddressVector;
 use polyverbs::wr::{self, ReceiveRequest, UdDestination};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress,
+    Access, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RKey, RemoteAddress,
     Requirements, WcStatus,
 };
 use polyverbs_librdmacm::address;
@@ -94,12 +94,12 @@ impl Attacker {
     fn connect(&self, to: SocketAddr) -> (Qp, Accepted) {
         let options = QpOptions::rc(&self.cq).max_recv_wr(16);
         let qp = self.pd.create_qp(options).wait().unwrap();
-        let granted = ConnectOptions::new().access(Access::REMOTE_WRITE);
+        let granted = PathOptions::new().access(Access::REMOTE_WRITE);
         let options = ConnectionOptions::new()
-            .qp(granted)
+            .path(granted)
             .private_data(&self.conn_data());
         let connector = Connector::of(&self.context).unwrap();
-        let asked = connector.connect(&self.context, &qp, to, options);
+        let asked = connector.request(&qp, to, options);
         (qp, asked.wait().unwrap())
     }
 
@@ -169,9 +169,7 @@ fn a_datagram_that_names_another_sender_than_its_packet_is_dropped() {
     let qp = attacker.pd.create_qp(QpOptions::ud(&attacker.cq));
     let qp = qp.wait().unwrap();
     let q_key = 0x0123_4567;
-    qp.activate(ConnectOptions::new().qkey(q_key))
-        .wait()
-        .unwrap();
+    qp.activate(PathOptions::new().qkey(q_key)).wait().unwrap();
     // Over UDP the rsocket tells the number of its queue pair.
     let udp = UdpSocket::bind((own, 0)).unwrap();
     let mut hello = vec![0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0];

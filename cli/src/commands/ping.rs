@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectError, Connector};
-use polyverbs::{Context, Device, Requirements, Transport};
+use polyverbs::{Device, Requirements, Transport};
 use serde_json::json;
 
 use super::network::{DeviceOptions, Host, first_that_answers, parse_seconds, way_to};
@@ -66,7 +66,7 @@ pub(super) fn answers(device: &Device, to: SocketAddr) -> bool {
     let context = device.open(&Requirements::new());
     let ping = context.map_err(anyhow::Error::new).and_then(|context| {
         let connector = Connector::of(&context)?;
-        Ok(ping(&connector, &context, to, Duration::from_secs(1)))
+        Ok(ping(&connector, to, Duration::from_secs(1)))
     });
     matches!(ping, Ok(Some((_, Ok(())))))
 }
@@ -74,15 +74,10 @@ pub(super) fn answers(device: &Device, to: SocketAddr) -> bool {
 type Answer = (Duration, Result<(), ConnectError>);
 
 // The outcome and its time; `None` where there is none.
-fn ping(
-    connector: &Connector,
-    context: &Context,
-    to: SocketAddr,
-    patience: Duration,
-) -> Option<Answer> {
+fn ping(connector: &Connector, to: SocketAddr, patience: Duration) -> Option<Answer> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let began = Instant::now();
-    connector.ping(context, to).on_done(move |answer| {
+    connector.ping(to).on_done(move |answer| {
         // If this fails the receiver is gone.
         let _ = sender.send((began.elapsed(), answer));
     });
@@ -91,7 +86,6 @@ fn ping(
 
 struct Pinger {
     connector: Connector,
-    context: Context,
     to: SocketAddr,
     from: IpAddr,
     transport: Transport,
@@ -111,11 +105,9 @@ impl Pinger {
             to.ip()
         );
         let device = arguments.device.at(from)?;
-        let context = device.open(&Requirements::new())?;
         Ok(Self {
-            connector: Connector::of(&context)?,
+            connector: Connector::of(&device.open(&Requirements::new())?)?,
             transport: device.attributes().transport,
-            context,
             to,
             from,
         })
@@ -123,7 +115,7 @@ impl Pinger {
 
     /// The time until it answers; `None` if it does not.
     fn once(&self, timeout: Duration) -> anyhow::Result<Option<Duration>> {
-        let ping = |patience| ping(&self.connector, &self.context, self.to, patience);
+        let ping = |patience| ping(&self.connector, self.to, patience);
         let mut answer = ping(timeout.min(SOON));
         for _ in 0..TAKE_OVER {
             let is_refused = matches!(answer, Some((_, Err(ConnectError::Refused { .. }))));

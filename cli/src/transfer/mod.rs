@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Batch, BufferPool, Completion, ConnectOptions, Context, Cq, Device, Features, Memory,
-    Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements,
+    Access, Batch, BufferPool, Completion, Context, Cq, Device, Features, Memory, PathOptions, Pd,
+    Qp, QpOptions, RKey, RemoteAddress, Requirements,
     portable::{Portable, ReadAndInvalidate, ReadSink, RemoteAccess, SendAndInvalidate},
     wr::{self, WorkRequest},
 };
@@ -443,8 +443,8 @@ fn is_look(done: &Completion) -> bool {
 pub(crate) const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// The options that connect a queue pair whose peer has these rights.
-pub(crate) fn open_to_reads() -> ConnectOptions {
-    ConnectOptions::new().access(RIGHTS)
+pub(crate) fn open_to_reads() -> PathOptions {
+    PathOptions::new().access(RIGHTS)
 }
 
 fn connect(one: &Qp, other: &Qp) -> Result<()> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Completion, ConnectOptions, Device, Started};
+use polyverbs::{Completion, Device, PathOptions, Started};
 
 use super::files::{Part, Room, UNFINISHED};
 use super::peers::{BUSY, Peer};
@@ -58,7 +58,7 @@ pub(crate) fn put(
         elapsed: begun.elapsed(),
     };
     // The file has arrived, whether or not the disconnect succeeds.
-    drop(connection.disconnect(&client.context, &client.qp).wait());
+    drop(connection.disconnect().wait());
     Ok(copied)
 }
 
@@ -101,8 +101,8 @@ impl Store {
         let depth = self.options.depth;
         let side = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
         side.prepare()?;
-        let options = ConnectionOptions::new().qp(open_to_reads());
-        let accepting = incoming.accept(&side.context, &side.qp, options);
+        let options = ConnectionOptions::new().path(open_to_reads());
+        let accepting = incoming.accept(&side.qp, options);
         Ok((Server(side), accepting))
     }
 
@@ -198,7 +198,7 @@ impl Store {
 impl Side {
     // Receives are posted before the other side can send, because a message may come with the connection.
     fn prepare(&self) -> Result<()> {
-        self.qp.init(ConnectOptions::new()).wait()?;
+        self.qp.init(PathOptions::new()).wait()?;
         self.post_receives()
     }
 
@@ -218,10 +218,8 @@ impl Side {
         let connector = Connector::of(&self.context)?;
         let begun = Instant::now();
         loop {
-            let options = ConnectionOptions::new().qp(open_to_reads());
-            let asked = connector.connect(&self.context, &self.qp, to, options);
-            let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
-            let error = match connected {
+            let options = ConnectionOptions::new().path(open_to_reads());
+            let error = match connector.connect(&self.qp, to, options).wait() {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };

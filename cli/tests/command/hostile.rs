@@ -17,7 +17,7 @@ use std::time::Duration;
 use polyverbs::connection::{Accepted, ConnectError, Connection, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
+    Access, Cq, Memory, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
 };
 use sha2::{Digest as _, Sha256};
 use test_kit::waiting::{PATIENCE, until, until_some};
@@ -33,7 +33,6 @@ fn runs() -> usize {
 
 /// Whoever speaks to a server without `polyverbs put`.
 struct Client {
-    context: Context,
     pd: Pd,
     cq: Cq,
     connector: Connector,
@@ -54,7 +53,6 @@ impl Client {
             pd: context.alloc_pd().wait().unwrap(),
             cq: context.create_cq(4096).wait().unwrap(),
             connector: Connector::of(&context).unwrap(),
-            context,
         }
     }
 
@@ -69,11 +67,9 @@ impl Client {
         let options = QpOptions::rc(&self.cq).max_send_wr(4).max_recv_wr(4);
         let qp = self.pd.create_qp(options.max_inline_data(64)).wait()?;
         // The server looks by a write of nothing whether its peer is there.
-        let rights = ConnectOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
-        let options = ConnectionOptions::new().qp(rights);
-        let asked = self
-            .connector
-            .connect(&self.context, &qp, to, options.private_data(says));
+        let rights = PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
+        let options = ConnectionOptions::new().path(rights);
+        let asked = self.connector.request(&qp, to, options.private_data(says));
         Ok((qp, asked.wait()?))
     }
 
@@ -91,10 +87,10 @@ impl Line {
     }
 
     /// Ends a connection that was completed.
-    fn end(self, client: &Client) {
+    fn end(self) {
         let connection = self.connected.downcast::<Connection>().unwrap();
         // The server may have ended it.
-        let _ = connection.disconnect(&client.context, &self.qp).wait();
+        let _ = connection.disconnect().wait();
     }
 }
 
@@ -325,7 +321,7 @@ fn messages_out_of_turn_end_their_own_connection_only() {
         let mut told = BufReader::new(process.0.stderr.take().unwrap()).lines();
         let complaints: Vec<_> = told.by_ref().take(lines.len()).collect();
         assert_eq!(complaints.len(), lines.len(), "{complaints:?}");
-        lines.into_iter().for_each(|line| line.end(&client));
+        lines.into_iter().for_each(|line| line.end());
         assert_eq!(told.count(), 1, "how many files did not arrive");
         assert_eq!(names(&folder.path("stored")), ["file"]);
     }

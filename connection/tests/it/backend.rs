@@ -5,16 +5,16 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use polyverbs::emulated::{EmulatedOptions, device};
-use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Context, Cq, Pd, Qp, QpOptions, Requirements, VerbError, WcStatus, wr};
-use polyverbs_connection::{
-    ConnectError, Connection, ConnectionOptions, Connector, InProcess, PrivateDataLimits,
-};
+use polyverbs::qp::QpAttributes;
+use polyverbs::{Context, Qp, VerbError};
+use polyverbs_connection::{ConnectError, Connector, InProcess, PrivateDataLimits};
 use verbs_api::capability::{DeviceAttributes, Grant};
 use verbs_api::provider::backend::{Backend, BringUp, ListenSink, Offer, Refusal, Sink, Token};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
-use verbs_api::{Device, ids::Psn, wr::ReceiveRequest};
+use verbs_api::{Device, ids::Psn};
+
+use crate::rig::{End, open};
 
 /// An emulated device whose connections are made by another carrier.
 struct Connecting {
@@ -40,12 +40,10 @@ impl DeviceOps for Connecting {
     }
 }
 
-fn open(kind: &str, carrier: Option<Carrier>) -> Context {
+fn connecting(kind: &str, carrier: Option<Carrier>) -> Context {
     let device = device(kind, &EmulatedOptions::default()).unwrap();
     let behind = Arc::clone(device.ops());
-    Device::of(Arc::new(Connecting { behind, carrier }))
-        .open(&Requirements::new())
-        .unwrap()
+    open(&Device::of(Arc::new(Connecting { behind, carrier })))
 }
 
 /// The component that brings queue pairs up.
@@ -130,55 +128,18 @@ impl Backend for Network {
     }
 }
 
-/// Two queue pairs of a device that connects over `network`.
-struct Ends {
-    context: Context,
-    cq: Cq,
-    active: Qp,
-    passive: Qp,
-    _pd: Pd,
+/// Two ends on a device that connects over `network`.
+fn ends(kind: &str, network: &Arc<Network>) -> [End; 2] {
+    let backend = Arc::clone(network) as Arc<dyn Backend>;
+    let context = connecting(kind, Some(Carrier::Backend(backend)));
+    [(); 2].map(|()| End::of(&context))
 }
 
-impl Ends {
-    fn new(kind: &str, network: &Arc<Network>) -> Self {
-        let backend = Arc::clone(network) as Arc<dyn Backend>;
-        let context = open(kind, Some(Carrier::Backend(backend)));
-        let pd = context.alloc_pd().wait().unwrap();
-        let cq = context.create_cq(16).wait().unwrap();
-        let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-        Self {
-            active: qp(),
-            passive: qp(),
-            context,
-            cq,
-            _pd: pd,
-        }
-    }
-
-    fn connect(&self) -> (Connection, Connection) {
-        let (context, options) = (&self.context, ConnectionOptions::new);
-        let connector = Connector::of(context).unwrap();
-        let listener = connector.listen("10.0.0.1:0".parse().unwrap(), 0);
-        let listener = listener.unwrap();
-        let asked = connector.connect(context, &self.active, listener.address(), options());
-        let incoming = listener.next().wait().unwrap();
-        let accepted = incoming.accept(context, &self.passive, options());
-        let active = asked.wait().unwrap().complete().wait().unwrap();
-        (active, accepted.wait().unwrap())
-    }
-
-    /// Carries a message from one end to the other.
-    fn carry(&self) {
-        let receive = ReceiveRequest::new(7, ());
-        self.passive.post_receive(receive).unwrap();
-        self.active.post_one(wr::Send::new(()).signaled(8)).unwrap();
-        let mut seen: Vec<_> = (0..2)
-            .map(|_| self.cq.next().wait().unwrap())
-            .map(|done| (done.wr_id, done.status))
-            .collect();
-        seen.sort_by_key(|&(wr_id, _)| wr_id);
-        assert_eq!(seen, [(7, WcStatus::Success), (8, WcStatus::Success)]);
-    }
+/// Connects two ends, and sends a message from one to the other.
+fn connect([active, passive]: &[End; 2]) {
+    let _both = active.connected(passive, &passive.listen());
+    let far = (passive, &passive.qp);
+    active.say(&active.qp, far, b"hello", End::completion);
 }
 
 #[test]
@@ -188,11 +149,10 @@ fn a_backend_may_change_the_attributes_of_a_queue_pair() {
         let rtr = rtr.rq_psn(psn).min_rnr_timer(3);
         [init, rtr, rts.sq_psn(psn).timeout(9)]
     }));
-    let ends = Ends::new("ib0", &network);
-    let _connections = ends.connect();
-    ends.carry();
-    for qp in [&ends.active, &ends.passive] {
-        let now = qp.query().unwrap().attributes;
+    let ends = ends("ib0", &network);
+    connect(&ends);
+    for end in &ends {
+        let now = end.qp.query().unwrap().attributes;
         assert_eq!((now.timeout, now.min_rnr_timer), (Some(9), Some(3)));
     }
 }
@@ -201,22 +161,21 @@ fn a_backend_may_change_the_attributes_of_a_queue_pair() {
 fn a_backend_brings_queue_pairs_up_itself() {
     for kind in ["ib0", "iw0"] {
         let network = Network::new(BroughtUp::By(Mutex::default()));
-        let ends = Ends::new(kind, &network);
+        let ends = ends(kind, &network);
         let BroughtUp::By(next) = &network.brought_up else {
             unreachable!()
         };
-        let in_turn = [ends.passive.clone(), ends.active.clone()];
+        let [active, passive] = &ends;
+        let in_turn = [passive.qp.clone(), active.qp.clone()];
         next.lock().unwrap().extend(in_turn);
-        let _connections = ends.connect();
+        connect(&ends);
         assert!(next.lock().unwrap().is_empty());
-        assert_eq!(ends.active.query().unwrap().state, QpState::Rts);
-        ends.carry();
     }
 }
 
 #[test]
 fn a_device_without_connections_has_no_connector() {
-    let context = open("ib0", None);
+    let context = connecting("ib0", None);
     let refused = Connector::of(&context).err().unwrap();
     let expected = VerbError::UnsupportedVerb("connect");
     assert_eq!(refused, ConnectError::Verb(expected));

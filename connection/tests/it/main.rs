@@ -1,11 +1,10 @@
 //! Connections over both transports, between honest peers and against hostile ones.
 
 mod backend;
-mod connector;
 mod hostile;
 mod managed;
 mod networks;
 mod over_tcp;
 mod over_udp;
-mod removal;
+mod rig;
 mod xrc;

@@ -2,7 +2,6 @@
 //! InfiniBand's connection manager over UDP, and for MPA over TCP.
 
 mod by_program;
-mod channel;
 mod connector;
 mod datagrams;
 mod ends;

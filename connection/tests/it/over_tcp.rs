@@ -4,146 +4,49 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
-use emulated_iwarp::{Iwarp, OnWire, WireOptions};
-use polyverbs::provider::DeviceOps;
+use emulated_iwarp::WireOptions;
+use polyverbs::WcStatus;
 use polyverbs::qp::QpState;
-use polyverbs::{
-    Access, Completion, Context, Cq, Device, Memory, Mr, Qp, QpOptions, Requirements, Started,
-    WcStatus,
-    wr::{self, ReceiveRequest},
-};
-use polyverbs_connection::{
-    ConnectError, Connection, ConnectionOptions, Connector, Listener, Refusal,
-};
-use polyverbs_engine::device::DeviceOptions;
+use polyverbs::wr;
+use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Listener, Refusal};
 use polyverbs_wire::iwarp::start::{self, Enhanced, Kind, Start};
 
 use crate::managed::Managed;
+use crate::rig::{End, error, open, state, tcp_device};
 
-struct End {
-    _wire: OnWire,
-    context: Context,
-    connector: Connector,
-    cq: Cq,
-    qp: Qp,
-    mr: Mr,
-    memory: Memory,
-}
-
-impl End {
-    fn new(address: &str) -> Self {
-        Self::with(address, |_| {})
-    }
-
-    fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
-        let address = SocketAddr::new(address.parse().unwrap(), 0);
-        let mut options = WireOptions::new(address);
-        change(&mut options);
-        let driver = |at| Iwarp::new(format!("iw at {address}"), at);
-        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
-        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
-        let context = device.open(&Requirements::new()).unwrap();
-        let pd = context.alloc_pd().wait().unwrap();
-        let cq = context.create_cq(64).wait().unwrap();
-        let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-        let memory = Memory::zeroed(4096).unwrap();
-        let mr = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
-        let connector = Connector::of(&context).unwrap();
-        Self {
-            _wire: wire,
-            context,
-            connector,
-            cq,
-            qp,
-            mr,
-            memory,
-        }
-    }
-
-    fn listen(&self, ip: &str) -> Listener {
-        let at = SocketAddr::new(ip.parse().unwrap(), 0);
-        self.connector.listen(at, 16).unwrap()
-    }
-
-    fn connected(&self, far: &Self, listener: &Listener) -> (Connection, Connection) {
-        let options = || ConnectionOptions::new().reads(4, 4);
-        let asked = self
-            .connector
-            .connect(&self.context, &self.qp, listener.address(), options());
-        let incoming = listener.next().wait().unwrap();
-        let accepted = incoming.accept(&far.context, &far.qp, options());
-        let near = asked.wait().unwrap().complete().wait().unwrap();
-        (near, accepted.wait().unwrap())
-    }
-
-    fn post_receive(&self, wr_id: u64) {
-        let room = self.mr.sge(0, 64).unwrap();
-        let receive = ReceiveRequest::new(wr_id, room);
-        self.qp.post_receive(receive).unwrap();
-    }
-
-    fn completion(&self) -> Completion {
-        self.cq.next().wait().unwrap()
-    }
-
-    fn state(&self) -> QpState {
-        self.qp.query().unwrap().state
-    }
-}
-
-fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
-    match started.wait() {
-        Ok(_) => panic!("it succeeded"),
-        Err(error) => error,
-    }
+fn changed(ip: &str, change: impl FnOnce(&mut WireOptions)) -> End {
+    End::of(&open(&tcp_device(ip, change)))
 }
 
 fn say(from: &End, to: &End, text: &[u8]) {
-    to.post_receive(7);
-    from.memory.write(1024, text).unwrap();
-    let bytes = from.mr.sge(1024, text.len() as u32).unwrap();
-    from.qp.post_one(wr::Send::new(bytes).signaled(8)).unwrap();
-    let done = to.completion();
-    assert_eq!((done.wr_id, done.status), (7, WcStatus::Success));
-    assert_eq!(done.byte_len as usize, text.len());
-    assert_eq!(to.memory.to_vec(0, text.len()).unwrap(), text);
-    assert_eq!(from.completion().status, WcStatus::Success);
+    from.say(&from.qp, (to, &to.qp), text, End::completion);
 }
 
-impl End {
-    fn flushed(&self, count: usize) -> Vec<u64> {
-        let done: Vec<_> = (0..count).map(|_| self.completion()).collect();
-        assert!(done.iter().all(|done| done.status == WcStatus::WrFlushErr));
-        done.iter().map(|done| done.wr_id).collect()
-    }
-
-    fn nothing_completed(&self) -> bool {
-        self.cq
-            .poll(&mut [Completion::default()])
-            .unwrap()
-            .is_empty()
-    }
+fn flushed(end: &End, count: usize) -> Vec<u64> {
+    let done: Vec<_> = (0..count).map(|_| end.completion()).collect();
+    assert!(done.iter().all(|done| done.status == WcStatus::WrFlushErr));
+    done.iter().map(|done| done.wr_id).collect()
 }
 
 // covers 7.77 7.78
 #[test]
 fn only_the_side_that_disconnects_flushes() {
-    let (near, far) = (End::new("127.0.4.16"), End::new("127.0.4.17"));
-    let listener = far.listen("127.0.4.17");
+    let (near, far) = (End::tcp("127.0.4.16"), End::tcp("127.0.4.17"));
+    let listener = far.listen();
     let (one, other) = near.connected(&far, &listener);
-    far.post_receive(1);
-    far.post_receive(2);
+    far.post_receive(&far.qp, 1);
+    far.post_receive(&far.qp, 2);
     let (first, second) = (other.disconnected(), other.disconnected());
     assert!(!first.is_done());
-    one.disconnect(&near.context, &near.qp).wait().unwrap();
-    assert_eq!(near.state(), QpState::Err);
+    one.disconnect().wait().unwrap();
+    assert_eq!(state(&near.qp), QpState::Err);
     first.wait().unwrap();
     second.wait().unwrap();
     assert!(far.nothing_completed());
-    assert_eq!(far.state(), QpState::Rts);
-    other.disconnect(&far.context, &far.qp).wait().unwrap();
-    assert_eq!(far.flushed(2), [1, 2]);
-    assert_eq!(far.state(), QpState::Err);
+    assert_eq!(state(&far.qp), QpState::Rts);
+    other.disconnect().wait().unwrap();
+    assert_eq!(flushed(&far, 2), [1, 2]);
+    assert_eq!(state(&far.qp), QpState::Err);
     assert!(far.nothing_completed());
     other.disconnected().wait().unwrap();
 }
@@ -151,18 +54,18 @@ fn only_the_side_that_disconnects_flushes() {
 // covers 7.77
 #[test]
 fn requests_posted_after_the_peer_disconnected_fail() {
-    let (near, far) = (End::new("127.0.4.18"), End::new("127.0.4.19"));
-    let listener = far.listen("127.0.4.19");
+    let (near, far) = (End::tcp("127.0.4.18"), End::tcp("127.0.4.19"));
+    let listener = far.listen();
     let (one, other) = near.connected(&far, &listener);
-    far.post_receive(1);
-    one.disconnect(&near.context, &near.qp).wait().unwrap();
+    far.post_receive(&far.qp, 1);
+    one.disconnect().wait().unwrap();
     other.disconnected().wait().unwrap();
     let bytes = far.mr.sge(1024, 8).unwrap();
     far.qp.post_one(wr::Send::new(bytes).signaled(2)).unwrap();
-    let mut ids = far.flushed(2);
+    let mut ids = flushed(&far, 2);
     ids.sort_unstable();
     assert_eq!(ids, [1, 2]);
-    assert_eq!(far.state(), QpState::Err);
+    assert_eq!(state(&far.qp), QpState::Err);
 }
 
 // covers 7.35 7.37 7.40 7.45
@@ -170,75 +73,76 @@ fn requests_posted_after_the_peer_disconnected_fail() {
 fn two_queue_pairs_connect_exchange_data_and_disconnect() {
     for (crc, markers) in [(true, false), (false, false), (true, true), (false, true)] {
         let change = |wire: &mut WireOptions| (wire.crc, wire.markers) = (crc, markers);
-        let near = End::with("127.0.4.1", change);
-        let far = End::with("127.0.4.2", change);
-        let listener = far.listen("127.0.4.2");
+        let near = changed("127.0.4.1", change);
+        let far = changed("127.0.4.2", change);
+        let listener = far.listen();
         let (one, other) = near.connected(&far, &listener);
         // Either side may send first: the ready-to-receive indication has shown that both are ready.
         say(&far, &near, b"the passive side begins");
         say(&near, &far, b"and is answered");
         let gone = other.disconnected();
-        one.disconnect(&near.context, &near.qp).wait().unwrap();
+        one.disconnect().wait().unwrap();
         gone.wait().unwrap();
-        assert_eq!((near.state(), far.state()), (QpState::Err, QpState::Rts));
-        other.disconnect(&far.context, &far.qp).wait().unwrap();
-        assert_eq!(far.state(), QpState::Err);
+        assert_eq!(
+            (state(&near.qp), state(&far.qp)),
+            (QpState::Err, QpState::Rts)
+        );
+        other.disconnect().wait().unwrap();
+        assert_eq!(state(&far.qp), QpState::Err);
     }
 }
 
 #[test]
 fn a_device_answers_a_ping_without_the_program() {
-    let near = End::new("127.0.4.11");
-    let far = End::with("127.0.4.12", |options| options.address.set_port(4791));
-    let listener = far.listen("127.0.4.12");
+    let near = End::tcp("127.0.4.11");
+    let far = changed("127.0.4.12", |options| options.address.set_port(4791));
+    let listener = far.listen();
     let next = listener.next();
     for port in [listener.address().port(), 0] {
         let to = SocketAddr::new(listener.address().ip(), port);
-        near.connector.ping(&near.context, to).wait().unwrap();
+        near.connector.ping(to).wait().unwrap();
     }
     assert!(!next.is_done());
     let refused = SocketAddr::new(listener.address().ip(), 9);
-    let refused = near.connector.ping(&near.context, refused).wait();
+    let refused = near.connector.ping(refused).wait();
     assert!(matches!(refused, Err(ConnectError::Refused { .. })));
     let other = std::net::TcpListener::bind("127.0.4.12:0").unwrap();
     let at = other.local_addr().unwrap();
-    let asked = near.connector.ping(&near.context, at);
+    let asked = near.connector.ping(at);
     drop(other.accept().unwrap());
     assert!(matches!(asked.wait(), Err(ConnectError::NoDevice)));
 }
 
 #[test]
 fn private_data_is_unpadded_if_the_connector_asks_for_that() {
-    let (near, far) = (End::new("127.0.4.13"), End::new("127.0.4.14"));
+    let (near, far) = (End::tcp("127.0.4.13"), End::tcp("127.0.4.14"));
     let (exact, peer) = (
         near.connector.clone().with_private_data_as_sent(),
         far.connector.clone().with_private_data_as_sent(),
     );
     let listener = peer.listen("127.0.4.14:0".parse().unwrap(), 0).unwrap();
     let options = || ConnectionOptions::new().private_data(b"exact");
-    let asked = exact.connect(&near.context, &near.qp, listener.address(), options());
+    let asked = exact.request(&near.qp, listener.address(), options());
     let incoming = listener.next().wait().unwrap();
     assert_eq!(incoming.private_data(), b"exact");
-    let _accepted = incoming.accept(&far.context, &far.qp, options());
+    let _accepted = incoming.accept(&far.qp, options());
     assert_eq!(asked.wait().unwrap().private_data(), b"exact");
 }
 
 // covers 7.48 7.72
 #[test]
 fn private_data_goes_both_ways() {
-    let (near, far) = (End::new("127.0.4.3"), End::new("127.0.4.4"));
-    let listener = far.listen("127.0.4.4");
+    let (near, far) = (End::tcp("127.0.4.3"), End::tcp("127.0.4.4"));
+    let listener = far.listen();
     let most = [9; 508];
-    let asked = near.connector.connect(
-        &near.context,
-        &near.qp,
+    let asked = near.request(
         listener.address(),
         ConnectionOptions::new().private_data(&most),
     );
     let incoming = listener.next().wait().unwrap();
     assert_eq!(incoming.private_data(), most);
     let options = ConnectionOptions::new().private_data(b"welcome");
-    let accepted = incoming.accept(&far.context, &far.qp, options);
+    let accepted = incoming.accept(&far.qp, options);
     let mine = asked.wait().unwrap();
     assert!(mine.private_data().starts_with(b"welcome\0"));
     assert_eq!(mine.private_data().len(), 196);
@@ -246,10 +150,8 @@ fn private_data_goes_both_ways() {
     let _far = accepted.wait().unwrap();
 
     let options = ConnectionOptions::new().private_data(&[0; 509]);
-    let other = End::new("127.0.4.5");
-    let refused = other
-        .connector
-        .connect(&other.context, &other.qp, listener.address(), options);
+    let other = End::tcp("127.0.4.5");
+    let refused = other.request(listener.address(), options);
     let too_much = ConnectError::PrivateData { len: 509, max: 508 };
     assert_eq!(error(refused), too_much);
 }
@@ -257,12 +159,11 @@ fn private_data_goes_both_ways() {
 // covers 7.33 7.73
 #[test]
 fn a_rejected_queue_pair_can_connect_again() {
-    let (near, far) = (End::new("127.0.4.6"), End::new("127.0.4.7"));
-    let listener = far.listen("127.0.4.7");
+    let (near, far) = (End::tcp("127.0.4.6"), End::tcp("127.0.4.7"));
+    let listener = far.listen();
     let ask = || {
         let to = listener.address();
-        near.connector
-            .connect(&near.context, &near.qp, to, ConnectionOptions::new())
+        near.request(to, ConnectionOptions::new())
     };
     let asked = ask();
     listener
@@ -278,18 +179,16 @@ fn a_rejected_queue_pair_can_connect_again() {
         private_data,
     };
     assert_eq!(error(asked), refused);
-    assert_eq!(near.state(), QpState::Reset);
+    assert_eq!(state(&near.qp), QpState::Reset);
     let _both = near.connected(&far, &listener);
     say(&near, &far, b"after all");
 }
 
 #[test]
 fn a_connect_without_a_listener_is_refused() {
-    let near = End::new("127.0.4.8");
+    let near = End::tcp("127.0.4.8");
     let nobody = "127.0.4.9:9".parse().unwrap();
-    let asked = near
-        .connector
-        .connect(&near.context, &near.qp, nobody, ConnectionOptions::new());
+    let asked = near.request(nobody, ConnectionOptions::new());
     let private_data = Vec::new();
     let refused = ConnectError::Refused {
         reason: Refusal::NoListener,
@@ -301,16 +200,11 @@ fn a_connect_without_a_listener_is_refused() {
 // covers 7.71
 #[test]
 fn an_accept_fails_when_the_peer_gives_up() {
-    let (near, far) = (End::new("127.0.4.10"), End::new("127.0.4.11"));
-    let listener = far.listen("127.0.4.11");
-    let asked = near.connector.connect(
-        &near.context,
-        &near.qp,
-        listener.address(),
-        ConnectionOptions::new(),
-    );
+    let (near, far) = (End::tcp("127.0.4.10"), End::tcp("127.0.4.11"));
+    let listener = far.listen();
+    let asked = near.request(listener.address(), ConnectionOptions::new());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
+    let accepted = incoming.accept(&far.qp, ConnectionOptions::new());
     drop(asked.wait().unwrap());
     assert_eq!(error(accepted), ConnectError::Aborted);
 }
@@ -318,13 +212,13 @@ fn an_accept_fails_when_the_peer_gives_up() {
 // covers 7.36
 #[test]
 fn a_peer_that_has_revision_1_only_is_asked_again() {
-    let near = End::new("127.0.4.12");
+    let near = End::tcp("127.0.4.12");
     let manager = Managed::new(&near.context, &Arc::default());
     let listener = TcpListener::bind("127.0.4.13:0").unwrap();
     let to = listener.local_addr().unwrap();
     let asked = manager
         .connector
-        .connect(&near.context, &near.qp, to, ConnectionOptions::new());
+        .request(&near.qp, to, ConnectionOptions::new());
     let request = |stream: &mut TcpStream| {
         let mut bytes = [0; 24];
         let mut len = 0;
@@ -352,22 +246,17 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
     let connection = accepted.complete().wait().unwrap();
     drop(second);
     connection.disconnected().wait().unwrap();
-    connection
-        .disconnect(&near.context, &near.qp)
-        .wait()
-        .unwrap();
-    assert_eq!(near.state(), QpState::Err);
+    connection.disconnect().wait().unwrap();
+    assert_eq!(state(&near.qp), QpState::Err);
 }
 
 // covers 7.40
 #[test]
 fn the_ready_to_receive_indication_is_repeated() {
-    let near = End::new("127.0.4.24");
+    let near = End::tcp("127.0.4.24");
     let listener = TcpListener::bind("127.0.4.25:0").unwrap();
     let to = listener.local_addr().unwrap();
-    let asked = near
-        .connector
-        .connect(&near.context, &near.qp, to, ConnectionOptions::new());
+    let asked = near.request(to, ConnectionOptions::new());
     let (mut peer, _) = listener.accept().unwrap();
     let (mut bytes, mut len) = ([0; 1024], 0);
     let wishes = loop {
@@ -391,7 +280,7 @@ fn the_ready_to_receive_indication_is_repeated() {
         peer.read_exact(frame).unwrap();
     }
     assert_eq!(frames[0], frames[1]);
-    assert_eq!(near.state(), QpState::Rts);
+    assert_eq!(state(&near.qp), QpState::Rts);
 }
 
 /// Bytes after the reply that a passive side has sent, before the active one has sent a frame.
@@ -410,7 +299,7 @@ impl SaidFirst {
         let len = request.encode(&mut bytes).unwrap();
         peer.write_all(&bytes[..len]).unwrap();
         let incoming = listener.next().wait().unwrap();
-        let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
+        let accepted = incoming.accept(&far.qp, ConnectionOptions::new());
         let _connection = accepted.wait().unwrap();
         let first = wr::Send::new(&b"first"[..]).signaled(1);
         far.qp.post_one(first).unwrap();
@@ -441,14 +330,11 @@ impl SaidFirst {
 // concerns 7.35
 #[test]
 fn a_passive_side_sends_first_only_if_configured_to() {
-    let (near, far) = (End::new("127.0.4.28"), End::new("127.0.4.26"));
-    let listener = far.listen("127.0.4.26");
+    let (near, far) = (End::tcp("127.0.4.28"), End::tcp("127.0.4.26"));
+    let listener = far.listen();
     let mut said = SaidFirst::by(&far, &listener);
     // A frame would arrive before this answer of the device.
-    near.connector
-        .ping(&near.context, listener.address())
-        .wait()
-        .unwrap();
+    near.connector.ping(listener.address()).wait().unwrap();
     said.peer.set_nonblocking(true).unwrap();
     let nothing = said.peer.read(&mut [0; 64]).unwrap_err();
     assert_eq!(
@@ -456,8 +342,8 @@ fn a_passive_side_sends_first_only_if_configured_to() {
         (ErrorKind::WouldBlock, vec![])
     );
 
-    let far = End::with("127.0.4.27", |wire| wire.speaks_first = true);
-    let mut said = SaidFirst::by(&far, &far.listen("127.0.4.27"));
+    let far = changed("127.0.4.27", |wire| wire.speaks_first = true);
+    let mut said = SaidFirst::by(&far, &far.listen());
     while !said.bytes.windows(5).any(|bytes| bytes == b"first") {
         said.read();
     }
@@ -466,8 +352,8 @@ fn a_passive_side_sends_first_only_if_configured_to() {
 // covers 7.34 7.41
 #[test]
 fn peers_of_another_protocol_disturb_no_connection() {
-    let (near, far) = (End::new("127.0.4.14"), End::new("127.0.4.15"));
-    let listener = far.listen("127.0.4.15");
+    let (near, far) = (End::tcp("127.0.4.14"), End::tcp("127.0.4.15"));
+    let listener = far.listen();
     let mut liars: Vec<TcpStream> = (0..20)
         .map(|_| TcpStream::connect(listener.address()).unwrap())
         .collect();
@@ -494,15 +380,13 @@ fn peers_of_another_protocol_disturb_no_connection() {
 
 #[test]
 fn the_port_that_one_end_chose_is_the_one_that_its_peer_sees() {
-    let (near, far) = (End::new("127.0.4.31"), End::new("127.0.4.32"));
-    let listener = far.listen("127.0.4.32");
+    let (near, far) = (End::tcp("127.0.4.31"), End::tcp("127.0.4.32"));
+    let listener = far.listen();
     // The port is free until the connection takes it.
     let free = std::net::TcpListener::bind("127.0.4.31:0").unwrap();
     let own = free.local_addr().unwrap();
     drop(free);
     let options = ConnectionOptions::new().source_port(own.port());
-    let _asked = near
-        .connector
-        .connect(&near.context, &near.qp, listener.address(), options);
+    let _asked = near.request(listener.address(), options);
     assert_eq!(listener.next().wait().unwrap().from(), Some(own));
 }

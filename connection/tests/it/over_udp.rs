@@ -1,27 +1,23 @@
 //! Connections of devices on an IP network: InfiniBand's connection manager over queue pair 1.
-mod rig;
 
 use std::sync::{Arc, Mutex};
 
 use polyverbs::qp::QpState;
-use polyverbs::{
-    ConnectOptions, WcStatus,
-    ids::LinkAddress,
-    wr::{self, ReceiveRequest},
-};
+use polyverbs::{PathOptions, QpOptions, WcStatus, ids::LinkAddress};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, Refusal};
-use rig::{End, device_at, error};
+
+use crate::rig::{End, error, state, udp_device};
 
 #[test]
 fn a_device_answers_a_ping_without_the_program() {
-    let (near, far) = (End::new("127.0.20.7:4791"), End::new("127.0.20.8:4791"));
+    let (near, far) = (End::udp("127.0.20.7"), End::udp("127.0.20.8"));
     // A device without a connection manager answers as well.
-    for listener in [None, Some(far.connector.listen(far.at(0), 0).unwrap())] {
+    for listener in [None, Some(far.listen())] {
         let at = listener
             .as_ref()
             .map_or(far.at(0), |listener| listener.address());
         let next = listener.as_ref().map(|listener| listener.next());
-        near.connector.ping(&near.context, at).wait().unwrap();
+        near.connector.ping(at).wait().unwrap();
         assert!(next.is_none_or(|next| !next.is_done()));
     }
 }
@@ -30,21 +26,21 @@ fn a_device_answers_a_ping_without_the_program() {
 #[test]
 fn devices_that_meet_by_an_address_exchange_messages() {
     for (near, far) in [
-        ("127.0.20.1:4791", "127.0.20.2:4791"),
-        ("127.0.20.3:4791", "127.0.20.3:4791"),
-        ("[::1]:4791", "[::1]:4791"),
+        ("127.0.20.1", "127.0.20.2"),
+        ("127.0.20.3", "127.0.20.3"),
+        ("::1", "::1"),
     ] {
-        let (near, far) = (End::new(near), End::new(far));
-        let listener = far.connector.listen(far.at(0), 0).unwrap();
+        let (near, far) = (End::udp(near), End::udp(far));
+        let listener = far.listen();
         let at = listener.address();
-        let asked = near.connect(at, ConnectionOptions::new().private_data(b"may I"));
+        let asked = near.request(at, ConnectionOptions::new().private_data(b"may I"));
         let incoming = listener.next().wait().unwrap();
         assert!(incoming.private_data().starts_with(b"may I\0"));
         assert_eq!(incoming.private_data().len(), 56);
         let options = ConnectionOptions::new()
             .private_data(b"you may")
             .reads(3, 2);
-        let accepted = far.accept(incoming, options);
+        let accepted = incoming.accept(&far.qp, options);
         let pending = asked.wait().unwrap();
         assert!(pending.private_data().starts_with(b"you may\0"));
         assert_eq!(pending.private_data().len(), 196);
@@ -53,54 +49,54 @@ fn devices_that_meet_by_an_address_exchange_messages() {
             outbound: 3,
         };
         assert_eq!(pending.reads(), expected);
-        assert_eq!(near.state(), QpState::Reset);
+        assert_eq!(state(&near.qp), QpState::Reset);
         assert!(!accepted.is_done());
         let at_near = pending.complete().wait().unwrap();
         let at_far = accepted.wait().unwrap();
-        assert_eq!((near.state(), far.state()), (QpState::Rts, QpState::Rts));
+        assert_eq!(
+            (state(&near.qp), state(&far.qp)),
+            (QpState::Rts, QpState::Rts)
+        );
 
-        far.post_receive(5);
-        near.memory.write(100, b"hello").unwrap();
-        let data = near.mr.sge(100, 5).unwrap();
-        near.qp.post_one(wr::Send::new(data).signaled(1)).unwrap();
-        assert_eq!(near.completion().status, WcStatus::Success);
-        assert_eq!(far.completion().wr_id, 5);
-        assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
+        near.say(&near.qp, (&far, &far.qp), b"hello", End::completion);
 
-        far.post_receive(6);
-        at_near.disconnect(&near.context, &near.qp).wait().unwrap();
+        far.post_receive(&far.qp, 6);
+        at_near.disconnect().wait().unwrap();
         at_far.disconnected().wait().unwrap();
-        assert_eq!((near.state(), far.state()), (QpState::Err, QpState::Rts));
-        at_far.disconnect(&far.context, &far.qp).wait().unwrap();
+        assert_eq!(
+            (state(&near.qp), state(&far.qp)),
+            (QpState::Err, QpState::Rts)
+        );
+        at_far.disconnect().wait().unwrap();
         assert_eq!(far.completion().status, WcStatus::WrFlushErr);
     }
 }
 
 #[test]
 fn a_device_without_a_manager_refuses_connections() {
-    let near = End::new("127.0.20.60:4791");
-    let far = "127.0.20.61:4791".parse().unwrap();
-    let _device = device_at(far);
-    let asked = near.connect(far, ConnectionOptions::new());
+    let near = End::udp("127.0.20.60");
+    let _device = udp_device("127.0.20.61");
+    let far = "127.0.20.61:0".parse().unwrap();
+    let asked = near.request(far, ConnectionOptions::new());
     assert!(matches!(error(asked), ConnectError::Refused { .. }));
-    let asked = near.connector.resolve(&near.context, far, b"who");
+    let asked = near.connector.resolve(far, b"who");
     assert!(matches!(error(asked), ConnectError::Refused { .. }));
 }
 
 // covers 7.21
 #[test]
 fn each_side_transmits_its_retry_counts() {
-    let (near, far) = (End::new("127.0.20.4:4791"), End::new("127.0.20.5:4791"));
-    let listener = far.connector.listen(far.at(0), 0).unwrap();
-    let retries = |count, rnr| ConnectOptions::new().retry_cnt(count).rnr_retry(rnr);
-    let asked = near.connect(
+    let (near, far) = (End::udp("127.0.20.4"), End::udp("127.0.20.5"));
+    let listener = far.listen();
+    let retries = |count, rnr| PathOptions::new().retry_cnt(count).rnr_retry(rnr);
+    let asked = near.request(
         listener.address(),
-        ConnectionOptions::new().qp(retries(3, 5)),
+        ConnectionOptions::new().path(retries(3, 5)),
     );
     let incoming = listener.next().wait().unwrap();
     assert_eq!(incoming.offered_retry_cnt(), Some(3));
     assert_eq!(incoming.offered_rnr_retry(), Some(5));
-    let accepted = far.accept(incoming, ConnectionOptions::new().qp(retries(1, 0)));
+    let accepted = incoming.accept(&far.qp, ConnectionOptions::new().path(retries(1, 0)));
     let pending = asked.wait().unwrap();
     assert_eq!(pending.offered_rnr_retry(), Some(0));
     let _both = (pending.complete().wait().unwrap(), accepted.wait().unwrap());
@@ -117,51 +113,36 @@ fn each_side_transmits_its_retry_counts() {
 // covers 7.01 7.10
 #[test]
 fn an_unreliable_connection_connects_only_with_its_own_service() {
-    let (near, far) = (End::new("127.0.20.6:4791"), End::new("127.0.20.7:4791"));
-    let listener = far.connector.listen(far.at(0), 0).unwrap();
-    let ask = |qp| {
-        let (context, options) = (&near.context, ConnectionOptions::new());
-        near.connector
-            .connect(context, qp, listener.address(), options)
-    };
-    let (one, other) = (near.new_uc_qp(), far.new_uc_qp());
-    let asked = ask(&one);
+    let (near, far) = (End::udp("127.0.20.6"), End::udp("127.0.20.7"));
+    let listener = far.listen();
+    let uc = |end: &End| end.pd.create_qp(QpOptions::uc(&end.cq)).wait().unwrap();
+    let (one, other) = (uc(&near), uc(&far));
+    let (to, options) = (listener.address(), ConnectionOptions::new);
+    let asked = near.connector.connect(&one, to, options());
     let incoming = listener.next().wait().unwrap();
     assert_eq!(incoming.offered_retry_cnt(), None);
-    let mismatch = error(far.accept(incoming, ConnectionOptions::new()));
+    let mismatch = error(incoming.accept(&far.qp, ConnectionOptions::new()));
     assert!(mismatch.to_string().contains("Uc"), "{mismatch}");
     assert!(matches!(error(asked), ConnectError::Refused { .. }));
 
-    let asked = ask(&one);
-    let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &other, ConnectionOptions::new());
-    let _both = (
-        asked.wait().unwrap().complete().wait().unwrap(),
-        accepted.wait().unwrap(),
-    );
-    let room = far.mr.sge(0, 64).unwrap();
-    other.post_receive(ReceiveRequest::new(9, room)).unwrap();
-    near.memory.write(100, b"hello").unwrap();
-    let data = near.mr.sge(100, 5).unwrap();
-    one.post_one(wr::Send::new(data).signaled(1)).unwrap();
-    assert_eq!(near.completion().status, WcStatus::Success);
-    let done = far.completion();
-    assert_eq!((done.wr_id, done.status), (9, WcStatus::Success));
-    assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
+    let asked = near.connector.connect(&one, to, options());
+    let accepted = listener.next().wait().unwrap().accept(&other, options());
+    let _both = (asked.wait().unwrap(), accepted.wait().unwrap());
+    near.say(&one, (&far, &other), b"hello", End::completion);
 }
 
 // covers 7.50
 #[test]
 fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
-    let (near, far) = (End::new("127.0.21.1:4791"), End::new("127.0.21.2:4791"));
-    let refused = error(near.connect(far.at(7), ConnectionOptions::new()));
+    let (near, far) = (End::udp("127.0.21.1"), End::udp("127.0.21.2"));
+    let refused = error(near.request(far.at(7), ConnectionOptions::new()));
     let nothing = ConnectError::Refused {
         reason: Refusal::NoListener,
         private_data: Vec::new(),
     };
     assert_eq!(refused, nothing);
     let listener = far.connector.listen(far.at(7), 0).unwrap();
-    let asked = near.connect(far.at(7), ConnectionOptions::new());
+    let asked = near.request(far.at(7), ConnectionOptions::new());
     listener.next().wait().unwrap().reject(b"full").unwrap();
     let ConnectError::Refused { private_data, .. } = error(asked) else {
         panic!("it was not refused");
@@ -173,7 +154,7 @@ fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
     let _connected = near.connected(&far, &listener);
     // The addresses are one of another family, and one without a device.
     let six = "[::1]:7".parse().unwrap();
-    let unreachable = error(End::new("127.0.21.3:4791").connect(six, ConnectionOptions::new()));
+    let unreachable = error(End::udp("127.0.21.3").request(six, ConnectionOptions::new()));
     assert_eq!(unreachable, ConnectError::Unreachable(six));
     let elsewhere = "127.0.21.9:7".parse().unwrap();
     let listened = far.connector.listen(elsewhere, 0);
@@ -182,22 +163,19 @@ fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
 
 #[test]
 fn an_unsent_message_fails_with_the_error_number() {
-    let end = End::new("127.0.21.4:4791");
+    let end = End::udp("127.0.21.4");
     // Datagrams to a broadcast address need an option of the socket.
     let to = "255.255.255.255:7".parse().unwrap();
     let refused = ConnectError::Unsent(nix::libc::EACCES);
-    assert_eq!(error(end.connect(to, ConnectionOptions::new())), refused);
-    assert_eq!(
-        error(end.connector.resolve(&end.context, to, b"who")),
-        refused
-    );
-    assert_eq!(error(end.connector.ping(&end.context, to)), refused);
+    assert_eq!(error(end.request(to, ConnectionOptions::new())), refused);
+    assert_eq!(error(end.connector.resolve(to, b"who")), refused);
+    assert_eq!(error(end.connector.ping(to)), refused);
 }
 
 // covers 7.63
 #[test]
 fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
-    let (one, other) = (End::new("127.0.22.1:4791"), End::new("127.0.22.1:4791"));
+    let (one, other) = (End::udp("127.0.22.1"), End::udp("127.0.22.1"));
     let listener = one.connector.listen(one.at(9), 0).unwrap();
     for end in [&one, &other] {
         let again = end.connector.listen(end.at(9), 0).unwrap_err();
@@ -215,12 +193,13 @@ fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
 // covers 7.60
 #[test]
 fn any_device_of_the_address_reaches_the_listener() {
-    let ends: Vec<_> = (0..4).map(|_| End::new("127.0.23.1:4791")).collect();
-    let near: Vec<_> = (0..8).map(|_| End::new("127.0.23.2:4791")).collect();
+    let ends: Vec<_> = (0..4).map(|_| End::udp("127.0.23.1")).collect();
+    let near: Vec<_> = (0..8).map(|_| End::udp("127.0.23.2")).collect();
     let listener = ends[2].connector.listen(ends[2].at(11), 0).unwrap();
     let mut connections = Vec::new();
     for near in &near {
-        connections.push(near.connected_to(&ends[2], ends[2].new_qp(), &listener));
+        let far = ends[2].new_qp();
+        connections.push((near.connected_to(&far, &listener), far));
     }
     assert_eq!(connections.len(), 8);
 }
@@ -228,10 +207,14 @@ fn any_device_of_the_address_reaches_the_listener() {
 // covers 7.71
 #[test]
 fn an_accept_fails_when_the_active_side_gives_up() {
-    let (near, far) = (End::new("127.0.24.1:4791"), End::new("127.0.24.2:4791"));
+    let (near, far) = (End::udp("127.0.24.1"), End::udp("127.0.24.2"));
     let listener = far.connector.listen(far.at(12), 0).unwrap();
-    let asked = near.connect(far.at(12), ConnectionOptions::new());
-    let accepted = far.accept(listener.next().wait().unwrap(), ConnectionOptions::new());
+    let asked = near.request(far.at(12), ConnectionOptions::new());
+    let accepted = listener
+        .next()
+        .wait()
+        .unwrap()
+        .accept(&far.qp, ConnectionOptions::new());
     drop(asked.wait().unwrap());
     assert!(matches!(error(accepted), ConnectError::Refused { .. }));
 }
@@ -239,40 +222,28 @@ fn an_accept_fails_when_the_active_side_gives_up() {
 // covers 7.47
 #[test]
 fn only_a_taken_request_outlives_its_listener() {
-    let (near, far) = (End::new("127.0.31.1:4791"), End::new("127.0.31.2:4791"));
-    let second = End::new("127.0.31.3:4791");
+    let (near, far) = (End::udp("127.0.31.1"), End::udp("127.0.31.2"));
+    let second = End::udp("127.0.31.3");
     let listener = far.connector.listen(far.at(14), 0).unwrap();
-    let asked = near.connect(far.at(14), ConnectionOptions::new());
+    let asked = near.request(far.at(14), ConnectionOptions::new());
     let incoming = listener.next().wait().unwrap();
-    let waits = second.connect(far.at(14), ConnectionOptions::new());
+    let waits = second.request(far.at(14), ConnectionOptions::new());
     drop(listener);
-    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let accepted = incoming.accept(&far.qp, ConnectionOptions::new());
     let _near = asked.wait().unwrap().complete().wait().unwrap();
     accepted.wait().unwrap();
     assert!(matches!(error(waits), ConnectError::Refused { .. }));
-}
-
-// covers 7.62
-#[test]
-fn removal_of_the_device_ends_pending_calls() {
-    let (near, far) = (End::new("127.0.26.1:4791"), End::new("127.0.26.2:4791"));
-    let _listener = far.connector.listen(far.at(14), 0).unwrap();
-    let asked = near.connect(far.at(14), ConnectionOptions::new());
-    near.wire.device.remove();
-    assert!(matches!(error(asked), ConnectError::Verb(_)));
-    let again = near.connect(far.at(14), ConnectionOptions::new());
-    assert!(matches!(error(again), ConnectError::Verb(_)));
 }
 
 // covers 7.51
 #[test]
 fn both_sides_see_each_others_gid_and_address() {
     for (near, far, expected) in [
-        ("127.0.27.1:4791", "127.0.27.2:4791", "::ffff:127.0.27.2"),
-        ("[::1]:4791", "[::1]:4791", "::1"),
+        ("127.0.27.1", "127.0.27.2", "::ffff:127.0.27.2"),
+        ("::1", "::1", "::1"),
     ] {
-        let (near, far) = (End::new(near), End::new(far));
-        let listener = far.connector.listen(far.at(0), 0).unwrap();
+        let (near, far) = (End::udp(near), End::udp(far));
+        let listener = far.listen();
         let _connected = near.connected(&far, &listener);
         for (own, other) in [(&near, &far), (&far, &near)] {
             let path = own.qp.query().unwrap().attributes.ah_attr.unwrap();
@@ -291,17 +262,17 @@ fn both_sides_see_each_others_gid_and_address() {
 // covers 7.54
 #[test]
 fn each_event_is_reported_once_and_in_order() {
-    let (near, far) = (End::new("127.0.28.1:4791"), End::new("127.0.28.2:4791"));
+    let (near, far) = (End::udp("127.0.28.1"), End::udp("127.0.28.2"));
     let told = Arc::new(Mutex::new(Vec::new()));
     let note = |what: &'static str| {
         let told = Arc::clone(&told);
         move || told.lock().unwrap().push(what)
     };
-    let listener = far.connector.listen(far.at(0), 0).unwrap();
-    let asked = near.connect(listener.address(), ConnectionOptions::new());
+    let listener = far.listen();
+    let asked = near.request(listener.address(), ConnectionOptions::new());
     let incoming = listener.next().wait().unwrap();
     note("asked")();
-    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let accepted = incoming.accept(&far.qp, ConnectionOptions::new());
     let pending = asked.wait().unwrap();
     note("accepted")();
     let (established, at_far) = (note("established"), Arc::new(Mutex::new(None)));
@@ -315,14 +286,11 @@ fn each_event_is_reported_once_and_in_order() {
     let (first, second) = (note("ended"), note("ended"));
     at_far.disconnected().on_done(move |_| first());
     at_near.disconnected().on_done(move |_| second());
-    at_near.disconnect(&near.context, &near.qp).wait().unwrap();
+    at_near.disconnect().wait().unwrap();
     at_far.disconnected().wait().unwrap();
     test_kit::waiting::until(|| told.lock().unwrap().len() >= 5);
     // All messages that either side has sent arrive before this answer.
-    near.connector
-        .ping(&near.context, far.at(0))
-        .wait()
-        .unwrap();
+    near.connector.ping(far.at(0)).wait().unwrap();
     let expected = ["asked", "accepted", "established", "ended", "ended"];
     assert_eq!(*told.lock().unwrap(), expected);
 }

@@ -3,78 +3,45 @@ use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs::emulated::{self, EmulatedOptions};
-use polyverbs::provider::DeviceOps;
 use polyverbs::qp::{Half, QpState};
 use polyverbs::{
-    Access, Context, Cq, Device, Features, Memory, Mr, Pd, Qp, QpOptions, Requirements, SrqOptions,
-    WcStatus,
+    Access, Cq, Device, Features, Memory, Mr, Qp, QpOptions, Requirements, SrqOptions, WcStatus,
     wr::{self, ReceiveRequest},
 };
-use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, ReadLimits};
-use polyverbs_engine::device::DeviceOptions;
+use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
 use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
+
+use crate::rig::{End, udp_device};
 
 /// Environment variable of the process with the target: the address of its device.
 const ADDRESS: &str = "XRC_TARGET_AT";
 /// The beginning of the lines of that process; its test harness prints other lines.
 const MARK: &str = "target ";
 
-struct End {
-    _device: Device,
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-    connector: Connector,
-    at: SocketAddr,
+/// An end with the features that extended reliable connections need.
+fn end_of(device: &Device) -> End {
+    let wanted = Requirements::new()
+        .needs(Features::SRQ)
+        .needs(XrcFeatures::XRC);
+    End::of(&device.open(&wanted).unwrap())
 }
 
-impl End {
-    /// Makes an end on an IP network.
-    fn new(address: &str) -> Self {
-        let address: SocketAddr = address.parse().unwrap();
-        let driver = |at| InfiniBand {
-            name: format!("ib at {address}"),
-            address: at,
-            windows_2a: false,
-            management: None,
-        };
-        let wire = OnWire::new(driver, WireOptions::new(address), DeviceOptions::default());
-        let device = Device::of(wire.unwrap().device as std::sync::Arc<dyn DeviceOps>);
-        Self::of(device, address)
-    }
+fn end_at(ip: &str) -> End {
+    end_of(&udp_device(ip))
+}
 
-    fn of(device: Device, address: SocketAddr) -> Self {
-        let wanted = Requirements::new()
-            .needs(Features::SRQ)
-            .needs(XrcFeatures::XRC);
-        let context = device.open(&wanted).unwrap();
-        let pd = context.alloc_pd().wait().unwrap();
-        let cq = context.create_cq(64).wait().unwrap();
-        let connector = Connector::of(&context).unwrap();
-        Self {
-            _device: device,
-            context,
-            pd,
-            cq,
-            connector,
-            at: SocketAddr::new(address.ip(), 0),
-        }
-    }
+fn xrc(end: &End) -> Xrc {
+    end.context.extension().unwrap()
+}
 
-    fn xrc(&self) -> Xrc {
-        self.context.extension().unwrap()
-    }
+fn initiator(end: &End) -> Qp {
+    let options = QpOptions::rc(&end.cq).with(&xrc(end));
+    end.pd.create_qp(options).wait().unwrap()
+}
 
-    fn initiator(&self) -> Qp {
-        let options = QpOptions::rc(&self.cq).with(&self.xrc());
-        self.pd.create_qp(options).wait().unwrap()
-    }
-
-    fn domain(&self) -> Xrcd {
-        self.xrc().open(OpenXrcd::anonymous()).wait().unwrap()
-    }
+fn domain(end: &End) -> Xrcd {
+    xrc(end).open(OpenXrcd::anonymous()).wait().unwrap()
 }
 
 /// A shared receive queue with receives, and their memory.
@@ -125,11 +92,11 @@ fn as_the_process_with_the_target() {
         return;
     };
     let say = |what: &str| println!("\n{MARK}{what}");
-    let end = End::new(&address);
-    let domain = end.domain();
+    let end = end_at(&address);
+    let domain = domain(&end);
     let boxes = [Mailbox::new(&end, &domain), Mailbox::new(&end, &domain)];
     let target = domain.create_target().wait().unwrap();
-    let listener = end.connector.listen(end.at, 0).unwrap();
+    let listener = end.listen();
     let numbers = [0, 1].map(|at| boxes[at].srq.number());
     say(&format!(
         "{} {} {}",
@@ -149,7 +116,7 @@ fn as_the_process_with_the_target() {
     let options = ConnectionOptions::new()
         .private_data(b"you may")
         .reads(3, 9);
-    let accepted = incoming.accept(&end.context, &target, options);
+    let accepted = incoming.accept(&target, options);
     let mut connection = Some(accepted.wait().unwrap());
     let attributes = target.query().unwrap().attributes;
     assert_eq!(attributes.max_dest_rd_atomic, Some(3));
@@ -199,7 +166,7 @@ impl Target {
             process,
             input,
             lines,
-            at: address.parse().unwrap(),
+            at: SocketAddr::new(address.parse().unwrap(), 0),
             queues: [0; 2],
         };
         let told = target.next();
@@ -248,14 +215,12 @@ fn send(near: &End, initiator: &Qp, queue: u32, text: &str) {
 // covers 4.13 4.14
 #[test]
 fn a_remote_target_outlives_its_connection() {
-    let mut target = Target::at("127.0.60.2:4791");
-    let near = End::new("127.0.60.1:4791");
-    let initiator = near.initiator();
+    let mut target = Target::at("127.0.60.2");
+    let near = end_at("127.0.60.1");
+    let initiator = initiator(&near);
     assert_eq!(initiator.half(), Half::Requester);
     let options = ConnectionOptions::new().private_data(b"may I").reads(7, 5);
-    let asked = near
-        .connector
-        .connect(&near.context, &initiator, target.at, options);
+    let asked = near.connector.request(&initiator, target.at, options);
     let accepted = asked.wait().unwrap();
     assert!(accepted.private_data().starts_with(b"you may\0"));
     let agreed = ReadLimits {
@@ -276,18 +241,14 @@ fn a_remote_target_outlives_its_connection() {
     assert_eq!(target.ask("forget"), "forgotten");
     let ended = connection.disconnected();
     // A notification would arrive before this answer.
-    near.connector
-        .ping(&near.context, target.at)
-        .wait()
-        .unwrap();
+    near.connector.ping(target.at).wait().unwrap();
     assert!(!ended.is_done());
     send(&near, &initiator, queues[0], "still there");
     assert_eq!(target.ask("receive 0"), "still there");
     assert_eq!(target.ask("state"), "Rts");
 
     // The disconnect of the initiator is answered, although the other process has forgotten the connection.
-    let ending = connection.disconnect(&near.context, &initiator);
-    ending.wait().unwrap();
+    connection.disconnect().wait().unwrap();
     assert_eq!(initiator.query().unwrap().state, QpState::Err);
     assert_eq!(target.ask("state"), "Rts");
     target.ends();
@@ -296,19 +257,14 @@ fn a_remote_target_outlives_its_connection() {
 // covers 4.13
 #[test]
 fn a_disconnect_of_an_initiator_leaves_the_target_untouched() {
-    let mut target = Target::at("127.0.61.2:4791");
-    let near = End::new("127.0.61.1:4791");
-    let initiator = near.initiator();
+    let mut target = Target::at("127.0.61.2");
+    let near = end_at("127.0.61.1");
+    let initiator = initiator(&near);
     let options = ConnectionOptions::new().private_data(b"may I").reads(7, 5);
-    let asked = near
-        .connector
-        .connect(&near.context, &initiator, target.at, options);
-    let connection = asked.wait().unwrap().complete().wait().unwrap();
+    let connecting = near.connector.connect(&initiator, target.at, options);
+    let connection = connecting.wait().unwrap();
     assert_eq!(target.next(), "connected");
-    connection
-        .disconnect(&near.context, &initiator)
-        .wait()
-        .unwrap();
+    connection.disconnect().wait().unwrap();
     assert_eq!(target.ask("ended"), "ended");
     assert_eq!(target.ask("state"), "Rts");
     target.ends();
@@ -317,20 +273,16 @@ fn a_disconnect_of_an_initiator_leaves_the_target_untouched() {
 // covers 4.13
 #[test]
 fn an_xrc_target_accepts_only_initiators_and_never_connects() {
-    let near = End::new("127.0.62.1:4791");
-    let far = End::new("127.0.62.2:4791");
-    let domain = far.domain();
+    let near = end_at("127.0.62.1");
+    let far = end_at("127.0.62.2");
+    let domain = domain(&far);
     let target = domain.create_target().wait().unwrap();
     assert_eq!(target.half(), Half::Responder);
-    let ordinary = |end: &End| {
-        let options = QpOptions::rc(&end.cq);
-        end.pd.create_qp(options).wait().unwrap()
-    };
-    let listener = far.connector.listen(far.at, 0).unwrap();
+    let listener = far.listen();
     let at = listener.address();
     let asks = |end: &End, qp: &Qp| {
         let options = ConnectionOptions::new();
-        end.connector.connect(&end.context, qp, at, options)
+        end.connector.connect(qp, at, options)
     };
     let is_argument =
         |error| matches!(error, ConnectError::Verb(error) if error.to_string().contains("qp"));
@@ -338,14 +290,14 @@ fn an_xrc_target_accepts_only_initiators_and_never_connects() {
         asks(&far, &target).wait().map(drop).unwrap_err()
     ));
     for (asking, answering) in [
-        (ordinary(&near), target),
-        (near.initiator(), ordinary(&far)),
-        (near.initiator(), far.initiator()),
+        (near.new_qp(), target),
+        (initiator(&near), far.new_qp()),
+        (initiator(&near), initiator(&far)),
     ] {
         let asked = asks(&near, &asking);
         let incoming = listener.next().wait().unwrap();
         let options = ConnectionOptions::new();
-        let accepted = incoming.accept(&far.context, &answering, options);
+        let accepted = incoming.accept(&answering, options);
         assert!(is_argument(accepted.wait().map(drop).unwrap_err()));
         let refused = asked.wait().map(drop).unwrap_err();
         assert!(matches!(refused, ConnectError::Refused { .. }), "{refused}");
@@ -357,21 +309,21 @@ fn an_xrc_target_accepts_only_initiators_and_never_connects() {
 #[test]
 fn a_target_of_one_process_outlives_its_connection() {
     let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
-    let end = End::of(device, "127.0.63.1:0".parse().unwrap());
-    let target = end.domain().create_target().wait().unwrap();
-    let initiator = end.initiator();
-    let listener = end.connector.listen(end.at, 0).unwrap();
+    let end = end_of(&device);
+    let target = domain(&end).create_target().wait().unwrap();
+    let initiator = initiator(&end);
+    let listener = end.listen();
     let options = ConnectionOptions::new;
-    let asked = end
+    let connecting = end
         .connector
-        .connect(&end.context, &initiator, listener.address(), options());
+        .connect(&initiator, listener.address(), options());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&end.context, &target, options());
-    let near = asked.wait().unwrap().complete().wait().unwrap();
+    let accepted = incoming.accept(&target, options());
+    let near = connecting.wait().unwrap();
     drop(accepted.wait().unwrap());
     let ended = near.disconnected();
     assert!(!ended.is_done());
-    near.disconnect(&end.context, &initiator).wait().unwrap();
+    near.disconnect().wait().unwrap();
     ended.wait().unwrap();
     assert_eq!(target.query().unwrap().state, QpState::Rts);
 }

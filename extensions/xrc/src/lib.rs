@@ -5,7 +5,7 @@
 //! belongs to the domain: every process that opens the domain may open the target.
 //!
 //! ```no_run
-//! use verbs_api::{ConnectOptions, Features, QpOptions, Requirements, SrqOptions, open, wr};
+//! use verbs_api::{PathOptions, Features, QpOptions, Requirements, SrqOptions, open, wr};
 //! use xrc::{OpenXrcd, Xrc, XrcFeatures, remote_srqn};
 //! let device = open(Requirements::new().needs(Features::SRQ).needs(XrcFeatures::XRC))?;
 //! let xrc = device.extension::<Xrc>()?;
@@ -16,8 +16,8 @@
 //! let target = domain.create_target().wait()?;
 //!
 //! let initiator = pd.create_qp(QpOptions::rc(&cq).with(&xrc)).wait()?;
-//! initiator.connect(&target.endpoint()?, ConnectOptions::new()).wait()?;
-//! target.connect(&initiator.endpoint()?, ConnectOptions::new()).wait()?;
+//! initiator.connect(&target.endpoint()?, PathOptions::new()).wait()?;
+//! target.connect(&initiator.endpoint()?, PathOptions::new()).wait()?;
 //! initiator.post_one(wr::Send::new(b"hello").with(remote_srqn(srq.number())))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -11,7 +11,7 @@ use polyverbs_sim::Simulation;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, ErrorKind, Features, Memory, Mr, Qp,
+    Access, Completion, Context, Cq, Device, ErrorKind, Features, Memory, Mr, PathOptions, Qp,
     QpOptions, Requirements, SrqOptions, VerbError, connect_pair,
     event::{EventSubject, EventType},
     ids::LinkAddress,
@@ -134,8 +134,8 @@ fn initiator(lab: &Lab, target: &Qp) -> (Qp, Cq) {
     );
     let qp = pd.create_qp(QpOptions::rc(&cq).with(&xrc)).wait().unwrap();
     let (here, there) = (qp.endpoint().unwrap(), target.endpoint().unwrap());
-    target.connect(&here, ConnectOptions::new()).wait().unwrap();
-    qp.connect(&there, ConnectOptions::new()).wait().unwrap();
+    target.connect(&here, PathOptions::new()).wait().unwrap();
+    qp.connect(&there, PathOptions::new()).wait().unwrap();
     (qp, cq)
 }
 

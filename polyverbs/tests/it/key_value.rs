@@ -105,9 +105,8 @@ fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
         let connector = Connector::of(&context).unwrap();
         let connect = || {
             let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-            let asked = connector.connect(&context, &qp, address, ConnectionOptions::new());
-            let connected = asked.wait()?.complete().wait()?;
-            Ok((qp, connected))
+            let connecting = connector.connect(&qp, address, ConnectionOptions::new());
+            Ok((qp, connecting.wait()?))
         };
         // Half of them are for one address.
         let (first, _second) = (connect().unwrap(), connect().unwrap());
@@ -121,7 +120,7 @@ fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
         );
         assert!(complaint(&format!("try {address} {name} tokio")).contains("as many as it may"));
         // A place that is free is given again.
-        first.1.disconnect(&context, &first.0).wait().unwrap();
+        first.1.disconnect().wait().unwrap();
         test_kit::waiting::until(|| connect().is_ok());
     }
     for wrong in ["--max-connections", "--max-keys 0", "--max 7"] {

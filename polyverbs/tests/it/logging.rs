@@ -7,7 +7,7 @@ use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions, VirtualClock};
 use polyverbs::qp::connect_pair_with;
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements, wr,
+    Access, Context, Cq, PathOptions, Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements, wr,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -104,7 +104,7 @@ fn a_log_tells_why_a_request_waits_and_fails() {
         faults: Default::default(),
         ..lost.clone()
     };
-    let options = ConnectOptions::new().rnr_retry(1).retry_cnt(1);
+    let options = PathOptions::new().rnr_retry(1).retry_cnt(1);
     let run = |device: &EmulatedOptions| {
         let ends = ends(device);
         let lines = Lines::of(|| {
@@ -148,7 +148,7 @@ fn a_log_tells_the_key_and_the_address_that_were_refused() {
     let connected = connect_pair_with(
         &ends.near,
         &ends.far,
-        ConnectOptions::new().access(Access::REMOTE_WRITE),
+        PathOptions::new().access(Access::REMOTE_WRITE),
     );
     connected.wait().unwrap();
     let lines = Lines::of(|| {
@@ -174,7 +174,7 @@ fn a_log_tells_what_the_system_refuses_to_send() {
     let lines = Lines::of(|| {
         // Datagrams to a broadcast address need an option of the socket.
         let broadcast = "255.255.255.255:7".parse().unwrap();
-        connector.ping(&device, broadcast).wait().unwrap_err();
+        connector.ping(broadcast).wait().unwrap_err();
     });
     let refused = [
         "DEBUG the system refuses to send",
@@ -193,7 +193,7 @@ fn a_log_tells_how_connections_begin_are_refused_and_end() {
     let lines = Lines::of(|| {
         let connector = Connector::of(device).unwrap();
         let server = "192.0.2.1:7471".parse().unwrap();
-        let ask = || connector.connect(device, near, server, ConnectionOptions::new());
+        let ask = || connector.connect(near, server, ConnectionOptions::new());
         assert!(matches!(ask().wait(), Err(ConnectError::Refused { .. })));
         let listener = connector.listen(server, 1).unwrap();
         let asked = ask();
@@ -201,10 +201,10 @@ fn a_log_tells_how_connections_begin_are_refused_and_end() {
         assert!(asked.wait().is_err());
         let asked = ask();
         let incoming = listener.next().wait().unwrap();
-        let agreed = incoming.accept(device, far, ConnectionOptions::new());
-        let at_near = asked.wait().unwrap().complete().wait().unwrap();
+        let agreed = incoming.accept(far, ConnectionOptions::new());
+        let at_near = asked.wait().unwrap();
         let _at_far = agreed.wait().unwrap();
-        at_near.disconnect(device, near).wait().unwrap();
+        at_near.disconnect().wait().unwrap();
     });
     for parts in [
         &["DEBUG asks for a connection", "to=192.0.2.1:7471"][..],

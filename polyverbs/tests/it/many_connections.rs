@@ -14,7 +14,7 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Requirements,
+    Access, Context, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress, Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -84,7 +84,6 @@ const MESSAGE: usize = 24;
 
 /// One side of one connection.
 struct End {
-    context: Context,
     cq: Cq,
     qp: Qp,
     message: Memory,
@@ -114,9 +113,8 @@ impl End {
             | Access::REMOTE_ATOMIC
             | read_sink_access(context).access;
         let buffer_mr = pd.register(&buffer, shared).await?;
-        qp.init(ConnectOptions::new()).await?;
+        qp.init(PathOptions::new()).await?;
         let end = Self {
-            context: context.clone(),
             cq,
             qp,
             message,
@@ -214,9 +212,9 @@ fn serve(device: &str) -> Result<()> {
             spawner.spawn(async move {
                 let mut end = End::new(&context).await?;
                 let options = ConnectionOptions::new()
-                    .qp(ConnectOptions::new().access(RIGHTS))
+                    .path(PathOptions::new().access(RIGHTS))
                     .reads(4, 4);
-                let connection = incoming.accept(&context, &end.qp, options).await?;
+                let connection = incoming.accept(&end.qp, options).await?;
                 for number in 0..REQUESTS {
                     let (asked, _) = end.heard().await?;
                     assert_eq!(asked, number);
@@ -242,11 +240,10 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
         tasks.spawn(async move {
             let mut end = End::new(&context).await?;
             let options = ConnectionOptions::new()
-                .qp(ConnectOptions::new().access(RIGHTS))
+                .path(PathOptions::new().access(RIGHTS))
                 .reads(4, 4);
             let connector = Connector::of(&context)?;
-            let asked = connector.connect(&context, &end.qp, server, options);
-            let connection = asked.await?.complete().await?;
+            let connection = connector.connect(&end.qp, server, options).await?;
             let mut server = None;
             for number in 0..REQUESTS {
                 if let Some(server) = server {
@@ -257,7 +254,7 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
                 assert_eq!(answered, number);
                 server = Some(buffer);
             }
-            connection.disconnect(&end.context, &end.qp).await?;
+            connection.disconnect().await?;
             Ok(())
         });
     }

@@ -9,7 +9,7 @@ use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::extensions::masked_atomics::MaskedFeatures;
 use polyverbs::qp::QpState;
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Operations, Qp, QpOptions, RemoteAddress,
+    Access, Context, Cq, Memory, Mr, Operations, PathOptions, Qp, QpOptions, RemoteAddress,
     Requirements,
 };
 use test_kit::process::ChildProcess;
@@ -85,19 +85,17 @@ impl Pair {
     ) {
         let end = End::new(self, 1, operations);
         let connector = Connector::of(&end.context).unwrap();
-        let asked = connector.connect(&end.context, &end.qp, server, end.options());
-        let accepted = asked.wait().unwrap();
+        let connecting = connector.connect(&end.qp, server, end.options());
+        let connection = connecting.wait().unwrap();
         let program = Program {
-            peer: remote(accepted.private_data()),
-            connection: accepted.complete().wait().unwrap(),
+            peer: remote(connection.private_data()),
+            connection,
             end,
         };
         body(&program);
         program.check();
         may_leave();
-        let Program { end, .. } = &program;
-        let ending = program.connection.disconnect(&end.context, &end.qp);
-        ending.wait().unwrap();
+        program.connection.disconnect().wait().unwrap();
     }
 
     /// Makes the program that listens, has `ask` start the other one, and accepts its connection.
@@ -108,12 +106,12 @@ impl Pair {
         let listener = connector.listen(at, 1).unwrap();
         ask(listener.address());
         let incoming = listener.next().wait().unwrap();
-        let peer = remote(incoming.private_data());
-        let accepted = incoming.accept(&end.context, &end.qp, end.options());
+        let accepting = incoming.accept(&end.qp, end.options());
+        let connection = accepting.wait().unwrap();
         Program {
-            connection: accepted.wait().unwrap(),
+            peer: remote(connection.private_data()),
+            connection,
             end,
-            peer,
         }
     }
 }
@@ -213,7 +211,7 @@ impl End {
     fn options(&self) -> ConnectionOptions {
         let access = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         ConnectionOptions::new()
-            .qp(ConnectOptions::new().access(access))
+            .path(PathOptions::new().access(access))
             .private_data(&self.mr.remote(0).to_bytes())
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::wr::{self, ReceiveRequest};
-use polyverbs::{Access, ConnectOptions, Memory, QpOptions, Requirements};
+use polyverbs::{Access, Memory, PathOptions, QpOptions, Requirements};
 
 // Its `main` is that of the example.
 #[allow(dead_code)]
@@ -107,15 +107,13 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
     memory.write(0, text).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let mr = pd.register(&memory, access).wait().unwrap();
-    qp.init(ConnectOptions::new()).wait().unwrap();
+    qp.init(PathOptions::new()).wait().unwrap();
     let answer = ReceiveRequest::new(0, mr.sge(512, 16).unwrap());
     qp.post_receive(answer).unwrap();
     let connector = Connector::of(&context).unwrap();
     let connection = test_kit::waiting::until_some(|| {
-        let options = ConnectionOptions::new().qp(ConnectOptions::new().access(access));
-        let asked = connector.connect(&context, &qp, server, options.reads(1, 1));
-        let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
-        match connected {
+        let options = ConnectionOptions::new().path(PathOptions::new().access(access));
+        match connector.connect(&qp, server, options.reads(1, 1)).wait() {
             Ok(connection) => Some(connection),
             // The server may not listen yet.
             Err(ConnectError::Refused { .. }) => None,
@@ -131,7 +129,7 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
         .unwrap()
         .unwrap();
     assert!(done.status.is_success() && done.opcode.is_receive());
-    connection.disconnect(&context, &qp).wait().unwrap();
+    connection.disconnect().wait().unwrap();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::portable::{self, ReadAndInvalidate, ReadSink, RemoteAccess};
 use polyverbs::{
-    Access, BufferPool, Completion, ConnectOptions, Context, Cq, Features, Memory, Qp, QpOptions,
+    Access, BufferPool, Completion, Context, Cq, Features, Memory, PathOptions, Qp, QpOptions,
     Requirements, SrqOptions, WcStatus,
     completion::{SubmitError, WcOpcode},
     connect_pair,
@@ -205,7 +205,7 @@ fn a_pair_gets_the_options_that_were_chosen() {
     for qp in [&ends.near, &ends.far] {
         qp.modify(reset).wait().unwrap();
     }
-    let options = ConnectOptions::new().timeout(3).retry_cnt(2);
+    let options = PathOptions::new().timeout(3).retry_cnt(2);
     connect_pair_with(&ends.near, &ends.far, options)
         .wait()
         .unwrap();

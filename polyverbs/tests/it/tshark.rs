@@ -136,7 +136,7 @@ fn connect(near: &Qp, far: &Qp) {
         QpType::Rc => RIGHTS,
         _ => Access::REMOTE_WRITE,
     };
-    let options = || ConnectOptions::new().path_mtu(MTU).access(rights);
+    let options = || PathOptions::new().path_mtu(MTU).access(rights);
     let (a, b) = (near.endpoint().unwrap(), far.endpoint().unwrap());
     near.connect(&b, options()).wait().unwrap();
     far.connect(&a, options()).wait().unwrap();
@@ -226,7 +226,7 @@ fn unreliable(near: &End, far: &End) {
 fn datagrams(near: &End, far: &End) {
     let make = |end: &End| {
         let qp = end.qp(QpOptions::ud(&end.cq));
-        let options = ConnectOptions::new().qkey(Q_KEY);
+        let options = PathOptions::new().qkey(Q_KEY);
         qp.activate(options).wait().unwrap();
         qp
     };
@@ -255,12 +255,12 @@ fn managed(near: &End, far: &End) {
         .unwrap();
     let options = || ConnectionOptions::new().private_data(b"hello");
     let connector = Connector::of(&near.context).unwrap();
-    let asked = connector.connect(&near.context, &qp, listener.address(), options());
+    let asked = connector.connect(&qp, listener.address(), options());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &there, options());
-    let connection = asked.wait().unwrap().complete().wait().unwrap();
+    let accepted = incoming.accept(&there, options());
+    let connection = asked.wait().unwrap();
     let _theirs = accepted.wait().unwrap();
-    connection.disconnect(&near.context, &qp).wait().unwrap();
+    connection.disconnect().wait().unwrap();
 }
 
 // Over a stream, from the one that asks for the connection. The last request ends it.
@@ -275,13 +275,15 @@ fn streamed(near: &End, far: &End, at: &str) {
     let listener = far_connector.listen(at.parse().unwrap(), 1).unwrap();
     let connector = Connector::of(&near.context).unwrap();
     let options = || {
-        let options = ConnectOptions::new().access(RIGHTS & !Access::FLUSH_GLOBAL);
-        ConnectionOptions::new().qp(options).private_data(b"hello")
+        let options = PathOptions::new().access(RIGHTS & !Access::FLUSH_GLOBAL);
+        ConnectionOptions::new()
+            .path(options)
+            .private_data(b"hello")
     };
-    let asked = connector.connect(&near.context, &qp, listener.address(), options());
+    let asked = connector.connect(&qp, listener.address(), options());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &there, options());
-    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    let accepted = incoming.accept(&there, options());
+    let _near = asked.wait().unwrap();
     let _far = accepted.wait().unwrap();
     for length in [100, 5000] {
         let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));

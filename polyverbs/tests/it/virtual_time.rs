@@ -5,7 +5,7 @@ use std::time::Duration;
 use polyverbs::completion::{SubmitError, Submitted};
 use polyverbs::emulated::{self, EmulatedOptions, VirtualClock};
 use polyverbs::qp::connect_pair_with;
-use polyverbs::{ConnectOptions, Cq, Pd, Qp, QpOptions, Requirements, WcStatus, wr};
+use polyverbs::{Cq, PathOptions, Pd, Qp, QpOptions, Requirements, WcStatus, wr};
 
 fn device(name: &str, options: EmulatedOptions) -> (Pd, Cq) {
     let device = emulated::device(name, &options).unwrap();
@@ -16,7 +16,7 @@ fn device(name: &str, options: EmulatedOptions) -> (Pd, Cq) {
     )
 }
 
-fn pair((pd, cq): &(Pd, Cq), options: ConnectOptions) -> [Qp; 2] {
+fn pair((pd, cq): &(Pd, Cq), options: PathOptions) -> [Qp; 2] {
     let pair = [(); 2].map(|()| pd.create_qp(QpOptions::rc(cq)).wait().unwrap());
     connect_pair_with(&pair[0], &pair[1], options)
         .wait()
@@ -47,7 +47,7 @@ fn rnr_retries_wait_until_the_test_advances_the_clock() {
     let clock = VirtualClock::new();
     let objects = device("ib0", with_clock(&clock));
     // Code 14 is 1.28 ms.
-    let patient = ConnectOptions::new().rnr_retry(2).min_rnr_timer(14);
+    let patient = PathOptions::new().rnr_retry(2).min_rnr_timer(14);
     let [near, _far] = pair(&objects, patient);
     let mut early = near.submit(wr::Send::new(b"nobody waits for it"));
     clock.advance(2 * MILLISECOND).unwrap();
@@ -65,10 +65,7 @@ fn rnr_retries_wait_until_the_test_advances_the_clock() {
 fn a_receive_that_is_posted_in_time_ends_the_rnr_retries() {
     let clock = VirtualClock::new();
     let objects = device("ib0", with_clock(&clock));
-    let [near, far] = pair(
-        &objects,
-        ConnectOptions::new().rnr_retry(2).min_rnr_timer(14),
-    );
+    let [near, far] = pair(&objects, PathOptions::new().rnr_retry(2).min_rnr_timer(14));
     let mut early = near.submit(wr::Send::new(b"early"));
     clock.advance(2 * MILLISECOND).unwrap();
     let pool = objects.0.register_buffers(1, 64).wait().unwrap();
@@ -87,7 +84,7 @@ fn retries_of_a_lost_message_take_virtual_time() {
     };
     let objects = device("ib0", options);
     // Code 20 is 4.3 s: an attempt and three retries.
-    let [near, _far] = pair(&objects, ConnectOptions::new().timeout(20).retry_cnt(3));
+    let [near, _far] = pair(&objects, PathOptions::new().timeout(20).retry_cnt(3));
     let mut lost = near.submit(wr::Send::new(b"lost"));
     clock.advance(Duration::from_secs(17)).unwrap();
     assert_eq!(status(&mut lost), None);

@@ -504,6 +504,8 @@ impl Streams {
             crc: agreed.crc,
         };
         let (sends, receives) = (agreed.sends_markers, agreed.receives_markers);
+        // The link may report the end of the stream before `attach` returns.
+        qp.device.driver().ends.insert(epoch, qp);
         let attached = self.link.attach(Attachment {
             key: epoch.into(),
             socket: early.socket,
@@ -517,10 +519,10 @@ impl Streams {
             announcement: early.announcement,
         });
         if attached.is_err() {
+            qp.device.driver().ends.remove(epoch);
             return false;
         }
         (sending.driver.peer, receiving.driver.peer) = (Some(peer), Some(peer));
-        qp.device.driver().ends.insert(epoch, qp);
         send_rtr(qp, &mut sending, &peer, agreed.says, &mut cx);
         true
     }

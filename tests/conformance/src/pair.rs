@@ -5,7 +5,7 @@ use std::ops::Deref;
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, ConnectOptions, Context, Cq, Operations, Pd, PostError, Qp, QpOptions, RemoteAddress,
+    Access, Context, Cq, Operations, PathOptions, Pd, PostError, Qp, QpOptions, RemoteAddress,
     WcStatus,
     event::EventType,
     provider::Operation,
@@ -19,8 +19,8 @@ use crate::{End, Region, Rig};
 const ATTEMPT: u64 = 0xa77e_3b70;
 
 /// Options of a queue pair whose peer may write, read and operate atomically, and no other right that a program has to request.
-pub fn open() -> ConnectOptions {
-    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+pub fn open() -> PathOptions {
+    PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
 }
 
 /// A queue pair, and a completion queue of its own.
@@ -138,7 +138,7 @@ impl Rig {
     ///
     /// # Panics
     /// The connection is refused.
-    pub fn connected_with(&self, near: Side, far: Side, options: ConnectOptions) -> Pair {
+    pub fn connected_with(&self, near: Side, far: Side, options: PathOptions) -> Pair {
         let at_near = near.endpoint().expect("an endpoint");
         let at_far = far.endpoint().expect("an endpoint");
         // Both are started before the test waits for either: a stream needs both ends.

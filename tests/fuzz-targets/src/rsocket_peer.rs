@@ -14,7 +14,7 @@ use polyverbs::connection::{Accepted, Connection, ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs::wr::{self, ReceiveRequest, WorkRequest};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress,
+    Access, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RKey, RemoteAddress,
     Requirements, WcStatus,
 };
 use polyverbs_librdmacm::address;
@@ -114,14 +114,12 @@ impl Rig {
     fn attack(&self, script: &mut Script<'_>) -> Option<Attack> {
         let options = QpOptions::rc(&self.cq).max_send_wr(64).max_recv_wr(64);
         let qp = self.pd.create_qp(options).wait().expect("a queue pair");
-        let granted = ConnectOptions::new()
-            .access(Access::REMOTE_WRITE)
-            .rnr_retry(0);
+        let granted = PathOptions::new().access(Access::REMOTE_WRITE).rnr_retry(0);
         let options = ConnectionOptions::new()
-            .qp(granted)
+            .path(granted)
             .private_data(&self.hello(script));
         let connector = Connector::of(&self.context).expect("a connection manager");
-        let asked = connector.connect(&self.context, &qp, self.at, options);
+        let asked = connector.request(&qp, self.at, options);
         let accepted = asked.wait().ok()?;
         let [list, ring] = [8, 24].map(|at| target(&accepted, at));
         let connection = accepted.complete().wait().ok()?;

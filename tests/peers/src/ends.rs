@@ -102,7 +102,7 @@ fn disconnected_by_us(host: &Host, place: &mut Place) -> anyhow::Result<String> 
     let mut stage = Stage::new(host, place, QpType::Rc, Meeting::WeConnect)?;
     stage.theirs.tell("recv 0 8")?;
     let connection = stage.connection.take().context("no connection")?;
-    stage.ours.disconnect(&connection)?;
+    connection.disconnect().wait()?;
     let seen = expect(&stage.theirs.event("event")?, DISCONNECTED)?;
     stage.theirs.tell("disconnect")?;
     let flushed = stage.theirs.ask("poll")?;
@@ -116,7 +116,7 @@ fn disconnected_by_them(host: &Host, place: &mut Place) -> anyhow::Result<String
     let connection = stage.connection.take().context("no connection")?;
     stage.theirs.tell("disconnect")?;
     within(connection.disconnected())??;
-    stage.ours.disconnect(&connection)?;
+    connection.disconnect().wait()?;
     let flushed = stage.ours.next()?;
     ensure!(flushed.status == WcStatus::WrFlushErr, "{flushed:?}");
     expect(&stage.theirs.event("event")?, DISCONNECTED)

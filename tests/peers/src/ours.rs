@@ -11,7 +11,7 @@ use polyverbs::connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener,
 };
 use polyverbs::emulated::{self, EmulatedOptions, OctetCapture, Tap};
-use polyverbs::qp::{AddressVector, ConnectOptions, QpAttributes, QpState, QpType};
+use polyverbs::qp::{AddressVector, PathOptions, QpAttributes, QpState, QpType};
 use polyverbs::{
     Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress,
     Requirements, Sge, Started, Transport, WcStatus,
@@ -195,7 +195,7 @@ impl Ours {
         words: &[u8],
     ) -> Result<Started<Accepted, ConnectError>, ConnectError> {
         let connector = Connector::of(&self.context)?;
-        Ok(connector.connect(&self.context, &self.qp, to, self.options(words)))
+        Ok(connector.request(&self.qp, to, self.options(words)))
     }
 
     /// The options with which a connection is requested or accepted.
@@ -205,11 +205,9 @@ impl Ours {
             Transport::Iwarp => Access::empty(),
             _ => Access::REMOTE_ATOMIC,
         };
-        let qp = ConnectOptions::new()
-            .timeout(TIMEOUT)
-            .access(rights | atomic);
+        let qp = PathOptions::new().timeout(TIMEOUT).access(rights | atomic);
         let told = [&self.card().private(), words].concat();
-        ConnectionOptions::new().qp(qp).private_data(&told)
+        ConnectionOptions::new().path(qp).private_data(&told)
     }
 
     /// Accepts a connection that the peer requests.
@@ -218,12 +216,7 @@ impl Ours {
         incoming: Incoming,
         words: &[u8],
     ) -> Started<Connection, ConnectError> {
-        incoming.accept(&self.context, &self.qp, self.options(words))
-    }
-
-    /// Ends a connection.
-    pub(crate) fn disconnect(&self, connection: &Connection) -> anyhow::Result<()> {
-        Ok(connection.disconnect(&self.context, &self.qp).wait()?)
+        incoming.accept(&self.qp, self.options(words))
     }
 
     /// The destination of datagrams to the peer.

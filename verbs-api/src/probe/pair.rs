@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::ids::RKey;
 use crate::pd::Pd;
-use crate::qp::{ConnectOptions, Qp, QpOptions};
+use crate::qp::{PathOptions, Qp, QpOptions};
 use crate::qp_attributes::QpState;
 use crate::service::{Operations, QpType};
 use crate::wc::{Completion, WcStatus};
@@ -20,8 +20,8 @@ use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Writ
 const ATTEMPT: u64 = 0xa77e_3b70;
 
 /// Options of a queue pair whose peer may write, read and operate atomically, and nothing else that a program has to ask for.
-pub fn open() -> ConnectOptions {
-    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+pub fn open() -> PathOptions {
+    PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
 }
 
 /// A queue pair, and a completion queue that nobody else uses.
@@ -169,7 +169,7 @@ impl Rig {
         &self,
         near: Side,
         far: Side,
-        options: ConnectOptions,
+        options: PathOptions,
     ) -> Result<Pair, Evidence> {
         let (at_near, at_far) = (near.endpoint()?, far.endpoint()?);
         // Both are started before either is waited for: a stream needs both ends.

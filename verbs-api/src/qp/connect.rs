@@ -16,11 +16,11 @@ use crate::qp_attributes::{
 };
 use crate::service::QpType;
 
-/// How a queue pair is brought up.
+/// The path of a queue pair to its peer, with which it is brought up: port, MTU, retries and timeouts, and what the peer may do.
 ///
 /// ```
-/// use verbs_api::{Access, ConnectOptions};
-/// let options = ConnectOptions::new()
+/// use verbs_api::{Access, PathOptions};
+/// let options = PathOptions::new()
 ///     .access(Access::REMOTE_READ | Access::REMOTE_WRITE)
 ///     .timeout(12) // 4.096 µs x 2^12: about 17 ms
 ///     .rnr_retry(3);
@@ -28,7 +28,7 @@ use crate::service::QpType;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
-pub struct ConnectOptions {
+pub struct PathOptions {
     port_num: Option<Port>,
     pkey_index: Option<u16>,
     sgid_index: Option<u8>,
@@ -46,7 +46,7 @@ pub struct ConnectOptions {
     hop_limit: u8,
 }
 
-impl Default for ConnectOptions {
+impl Default for PathOptions {
     fn default() -> Self {
         Self {
             port_num: None,
@@ -80,7 +80,7 @@ macro_rules! setters {
     (@value $name:ident $wrap:ident) => { $wrap($name) };
 }
 
-impl ConnectOptions {
+impl PathOptions {
     /// Port 1, seven retries, everything else as the device has it. Peers may send, and do nothing with memory before
     /// [`access`](Self::access) grants it. What the program has set in INIT, by [`Qp::init`] for instance, stays as it is where
     /// the option is not set.
@@ -126,7 +126,7 @@ impl ConnectOptions {
     }
 }
 
-impl ConnectOptions {
+impl PathOptions {
     /// The path MTU, if one was set.
     pub const fn chosen_path_mtu(&self) -> Option<Mtu> {
         self.path_mtu
@@ -286,17 +286,17 @@ impl Qp {
     /// there, with options of its own: what they do not set stays as it is.
     ///
     /// ```no_run
-    /// # use verbs_api::{wr::ReceiveRequest, ConnectOptions, Qp, QpEndpoint, Sge};
+    /// # use verbs_api::{wr::ReceiveRequest, PathOptions, Qp, QpEndpoint, Sge};
     /// # fn f(qp: &Qp, room: Sge, peer: QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
-    /// qp.init(ConnectOptions::new()).wait()?;
+    /// qp.init(PathOptions::new()).wait()?;
     /// qp.post_receive(ReceiveRequest::new(1, room))?;
-    /// qp.connect(&peer, ConnectOptions::new()).wait()?;
+    /// qp.connect(&peer, PathOptions::new()).wait()?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     /// The queue pair is in another state, or there is no such port.
-    pub fn init(&self, options: ConnectOptions) -> Started<()> {
+    pub fn init(&self, options: PathOptions) -> Started<()> {
         match options.or_as_in_init(self) {
             Ok(options) => self.modify(options.init_step(self.qp_type() == QpType::Ud)),
             Err(error) => Started::ready(Err(error)),
@@ -309,8 +309,8 @@ impl Qp {
     ///
     /// ```no_run
     /// # fn example(near: &verbs_api::Qp, far: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
-    /// use verbs_api::{Access, ConnectOptions};
-    /// let options = ConnectOptions::new().access(Access::REMOTE_WRITE);
+    /// use verbs_api::{Access, PathOptions};
+    /// let options = PathOptions::new().access(Access::REMOTE_WRITE);
     /// // Both are started before either is waited for: over streams each end waits for the other.
     /// let started = near.connect(&far.endpoint()?, options);
     /// far.connect(&near.endpoint()?, options).wait()?;
@@ -321,7 +321,7 @@ impl Qp {
     ///
     /// # Errors
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
-    pub fn connect(&self, peer: &QpEndpoint, options: ConnectOptions) -> Started<()> {
+    pub fn connect(&self, peer: &QpEndpoint, options: PathOptions) -> Started<()> {
         let steps = match self.connect_steps(peer, options) {
             Ok(steps) => steps,
             Err(error) => return Started::ready(Err(error)),
@@ -334,8 +334,8 @@ impl Qp {
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, peer: verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
-    /// use verbs_api::ConnectOptions;
-    /// let [init, rtr, rts] = qp.connect_steps(&peer, ConnectOptions::new())?;
+    /// use verbs_api::PathOptions;
+    /// let [init, rtr, rts] = qp.connect_steps(&peer, PathOptions::new())?;
     /// qp.modify(init).wait()?;
     /// qp.modify(rtr.min_rnr_timer(20)).wait()?; // one attribute is not the default
     /// qp.modify(rts).wait()?;
@@ -348,7 +348,7 @@ impl Qp {
     pub fn connect_steps(
         &self,
         peer: &QpEndpoint,
-        options: ConnectOptions,
+        options: PathOptions,
     ) -> Result<[QpAttributes; 3], VerbError> {
         if self.qp_type() == QpType::Ud {
             let reason = "datagrams have no peer: activate it";
@@ -375,16 +375,16 @@ impl Qp {
     ///
     /// ```no_run
     /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
-    /// use verbs_api::{ConnectOptions, QpOptions};
+    /// use verbs_api::{PathOptions, QpOptions};
     /// let datagrams = pd.create_qp(QpOptions::ud(cq)).wait()?;
-    /// datagrams.activate(ConnectOptions::new().qkey(0x1111_1111)).wait()?;
+    /// datagrams.activate(PathOptions::new().qkey(0x1111_1111)).wait()?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// Of the first step that failed; the queue pair stays in the state that it had reached.
-    pub fn activate(&self, options: ConnectOptions) -> Started<()> {
+    pub fn activate(&self, options: PathOptions) -> Started<()> {
         if self.qp_type() != QpType::Ud {
             let reason = "this service has a peer: connect it";
             return Started::ready(Err(VerbError::argument("qp_type", reason)));
@@ -443,23 +443,23 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services or transports, are variants that do not fit together, or are one and the same. Neither has changed then. Otherwise
 /// that of the first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
-    connect_pair_with(a, b, ConnectOptions::new().access(access))
+    connect_pair_with(a, b, PathOptions::new().access(access))
 }
 
 /// As [`connect_pair`], with all options for both: tests of programs with faults choose a short
-/// [timeout](ConnectOptions::timeout), because a lost packet is sent again after that time.
+/// [timeout](PathOptions::timeout), because a lost packet is sent again after that time.
 ///
 /// ```no_run
 /// # fn example(near: &verbs_api::Qp, far: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{ConnectOptions, qp::connect_pair_with};
-/// connect_pair_with(near, far, ConnectOptions::new().timeout(1)).wait()?; // 8 µs
+/// use verbs_api::{PathOptions, qp::connect_pair_with};
+/// connect_pair_with(near, far, PathOptions::new().timeout(1)).wait()?; // 8 µs
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
 /// As for [`connect_pair`].
-pub fn connect_pair_with(a: &Qp, b: &Qp, options: ConnectOptions) -> Started<()> {
+pub fn connect_pair_with(a: &Qp, b: &Qp, options: PathOptions) -> Started<()> {
     let endpoints = check_pair(a, b).and_then(|()| Ok((a.endpoint()?, b.endpoint()?)));
     let (at_a, at_b) = match endpoints {
         Ok(endpoints) => endpoints,

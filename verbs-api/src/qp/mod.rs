@@ -13,6 +13,6 @@ pub use crate::qp_attributes::{
 };
 pub use crate::service::QpType;
 pub use crate::srq::SrqStatus;
-pub use connect::{ConnectOptions, connect_pair, connect_pair_with};
+pub use connect::{PathOptions, connect_pair, connect_pair_with};
 pub use options::QpOptions;
 pub use pair::Qp;

@@ -97,10 +97,10 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq, peer: verbs_api::QpEndpoint)
 /// #     -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{ConnectOptions, QpOptions, wr};
+/// use verbs_api::{PathOptions, QpOptions, wr};
 /// let qp = pd.create_qp(QpOptions::rc(cq).max_send_wr(128)).wait()?;
 /// println!("the peer connects to {:?}", qp.endpoint()?);
-/// qp.connect(&peer, ConnectOptions::new()).wait()?;
+/// qp.connect(&peer, PathOptions::new()).wait()?;
 /// qp.post_one(wr::Send::new(b"hello").signaled(7))?;
 /// # Ok(())
 /// # }

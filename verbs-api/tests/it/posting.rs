@@ -69,8 +69,8 @@ fn a_queue_pair_refuses_exactly_the_operations_not_granted() {
             .wait()
             .unwrap();
         match qp_type {
-            qp::QpType::Ud => qp.activate(ConnectOptions::new()).wait().unwrap(),
-            _ => qp.connect(&peer, ConnectOptions::new()).wait().unwrap(),
+            qp::QpType::Ud => qp.activate(PathOptions::new()).wait().unwrap(),
+            _ => qp.connect(&peer, PathOptions::new()).wait().unwrap(),
         }
         assert_eq!(qp.query().unwrap().state, QpState::Rts);
         for operation in Operations::all().iter() {
@@ -415,7 +415,7 @@ fn datagrams_need_a_live_destination_of_their_domain() {
     let other = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
     let qp = pd.create_qp(QpOptions::ud(&cq)).wait().unwrap();
-    qp.activate(ConnectOptions::new().qkey(5)).wait().unwrap();
+    qp.activate(PathOptions::new().qkey(5)).wait().unwrap();
     let path = AddressVector::new(LinkAddress::InProcess(1), Gid::default(), 1);
     let destination = |ah| UdDestination {
         ah,

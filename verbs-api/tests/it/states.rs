@@ -275,7 +275,7 @@ fn connecting_from_init_grants_the_rights_of_the_connection() {
     let make = |options| pd.create_qp(options).wait().unwrap();
     let (a, b) = (make(QpOptions::rc(&cq)), make(QpOptions::rc(&cq)));
     for qp in [&a, &b] {
-        qp.init(ConnectOptions::new()).wait().unwrap();
+        qp.init(PathOptions::new()).wait().unwrap();
         let now = qp.query().unwrap();
         let rights = now.attributes.qp_access_flags;
         assert_eq!((now.state, rights), (Init, Some(Access::empty())));
@@ -285,9 +285,9 @@ fn connecting_from_init_grants_the_rights_of_the_connection() {
     let rights = now.attributes.qp_access_flags;
     assert_eq!((now.state, rights), (Rts, Some(Access::REMOTE_READ)));
     let ud = make(QpOptions::ud(&cq));
-    ud.init(ConnectOptions::new().qkey(7)).wait().unwrap();
+    ud.init(PathOptions::new().qkey(7)).wait().unwrap();
     assert_eq!(ud.query().unwrap().attributes.qkey, Some(7));
-    assert!(a.init(ConnectOptions::new()).wait().is_err());
+    assert!(a.init(PathOptions::new()).wait().is_err());
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn connecting_uses_the_masks_of_the_type_until_a_failure() {
         assert_eq!(at_a.attributes.dest_qp_num, Some(b.qp_num()));
         assert_eq!(at_a.attributes.rq_psn, at_b.attributes.sq_psn);
         assert_eq!(at_a.attributes.path_mtu, Some(Mtu::Mtu1024));
-        assert!(a.activate(ConnectOptions::new()).wait().is_err());
+        assert!(a.activate(PathOptions::new()).wait().is_err());
     }
     let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     let peer = pd
@@ -330,21 +330,21 @@ fn connecting_uses_the_masks_of_the_type_until_a_failure() {
         .unwrap()
         .endpoint()
         .unwrap();
-    let too_deep = ConnectOptions::new().max_rd_atomic(200);
+    let too_deep = PathOptions::new().max_rd_atomic(200);
     assert!(matches!(
         qp.connect(&peer, too_deep).wait(),
         Err(VerbError::BadModify(_))
     ));
     assert_eq!(qp.query().unwrap().state, Rtr);
     let ud = pd.create_qp(QpOptions::ud(&cq)).wait().unwrap();
-    assert!(ud.connect(&peer, ConnectOptions::new()).wait().is_err());
+    assert!(ud.connect(&peer, PathOptions::new()).wait().is_err());
     assert!(qp.endpoint_at(1, 9).is_err() && qp.endpoint_at(9, 0).is_err());
     // The steps are one request: the queue pair is busy until the last has ended.
     mock.delay();
     let fresh = pd.create_qp(QpOptions::rc(&cq));
     mock.run_all();
     let fresh = fresh.wait().unwrap();
-    let connecting = fresh.connect(&peer, ConnectOptions::new());
+    let connecting = fresh.connect(&peer, PathOptions::new());
     assert!(mock.run() && mock.run());
     assert_eq!(
         fresh.clone().destroy().wait().unwrap_err().kind(),

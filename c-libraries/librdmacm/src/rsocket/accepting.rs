@@ -165,7 +165,7 @@ impl Acceptor {
         self.attempts += 1;
         let (number, tell, made) = (self.attempts, self.tell.clone(), Arc::downgrade(&stream));
         self.unproven.push_back((number, stream));
-        let accepted = incoming.accept(&device.context, &qp, options);
+        let accepted = incoming.accept(&qp, options);
         accepted.on_done(move |done| {
             Stream::established(&made, done, conn_data);
             let _ = tell.send(News::Ended(number));

@@ -18,7 +18,7 @@ use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Ah, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, Transport,
+    Access, Ah, Completion, Cq, Memory, Mr, PathOptions, Qp, QpOptions, Transport,
     capability::PortAttributes,
     completion::Notify,
     ids::{LinkAddress, Qpn},
@@ -243,7 +243,7 @@ impl Port {
             .max_recv_wr(slots)
             .max_inline_data(0);
         let qp = device.pd.create_qp(options).wait()?;
-        qp.activate(ConnectOptions::new().qkey(QKEY)).wait()?;
+        qp.activate(PathOptions::new().qkey(QKEY)).wait()?;
         let port = Self {
             device: Arc::clone(device),
             attributes,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
-use verbs_api::{Access, ConnectOptions, MrOptions, Qp, Transport};
+use verbs_api::{Access, MrOptions, PathOptions, Qp, Transport};
 
 use super::accepting::Accepting;
 use super::device::{self, Opened};
@@ -345,11 +345,11 @@ impl Stream {
         let conn_data = stream_qp.conn_data(&sizes).emit();
         let qp = stream_qp.qp().clone();
         lock(&self.state).qp = Some(stream_qp);
-        let qp_options = ConnectOptions::new()
+        let path_options = PathOptions::new()
             .access(Access::REMOTE_WRITE)
             .timeout(ACK_TIMEOUT);
         let options = ConnectionOptions::new()
-            .qp(qp_options)
+            .path(path_options)
             .reads(0, 0)
             .private_data(&conn_data);
         Ok((qp, options))
@@ -407,7 +407,7 @@ impl Stream {
         let this = Arc::downgrade(self);
         let connector = device.connector.clone();
         connector
-            .connect(&device.context, &qp, to, options.source_port(port))
+            .request(&qp, to, options.source_port(port))
             .on_done(move |done| {
                 let accepted = match done {
                     Ok(accepted) => accepted,

@@ -5,7 +5,7 @@ use std::thread::yield_now;
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations, Qp, QpOptions,
+    Access, Completion, Context, Cq, Device, Memory, Mr, Operations, PathOptions, Qp, QpOptions,
     RemoteAddress, Requirements,
     capability::BaselineGaps,
     portable::read_sink_access,
@@ -152,7 +152,7 @@ pub(super) fn connected(device: &Device, size: u32) -> anyhow::Result<(Side, Sid
     let (one, other) = (Side::open(device, size)?, Side::open(device, size)?);
     let (at_one, at_other) = (one.qp.endpoint()?, other.qp.endpoint()?);
     // Both are started before either is waited for: a stream needs both sides.
-    let options = ConnectOptions::new().access(RIGHTS);
+    let options = PathOptions::new().access(RIGHTS);
     let first = one.qp.connect(&at_other, options);
     let second = other.qp.connect(&at_one, options);
     first.wait()?;

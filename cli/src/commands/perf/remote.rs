@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::{
-    Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements, Started,
-    wr,
+    Completion, Context, Device, Operations, PathOptions, RemoteAddress, Requirements, Started, wr,
 };
 use serde_json::json;
 
@@ -61,7 +60,7 @@ impl End {
         let context = device.open(&Requirements::new())?;
         let side = Side::of(&context, size)?;
         // Receives are posted before the other side can send.
-        side.qp.init(ConnectOptions::new()).wait()?;
+        side.qp.init(PathOptions::new()).wait()?;
         let end = Self {
             context,
             side,
@@ -216,14 +215,13 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
     request.push(job.test.number());
     request.extend(job.size.to_be_bytes());
     let options = options().private_data(&request);
-    let asked = connector.connect(&end.context, &end.side.qp, to, options);
-    let accepted = asked.wait().map_err(|error| match refusal(&error) {
+    let connected = connector.connect(&end.side.qp, to, options).wait();
+    let connection = connected.map_err(|error| match refusal(&error) {
         Some(reason) => anyhow::anyhow!("{to}: the connection was refused: {reason}"),
         None => anyhow::anyhow!("{to}: {error}"),
     })?;
-    let remote = remote_of(accepted.private_data())
+    let remote = remote_of(connection.private_data())
         .ok_or_else(|| anyhow::anyhow!("{to}: who listens there is no `polyverbs perf`"))?;
-    let connection = accepted.complete().wait()?;
     end.watch(&connection);
     let timed_twice = !job.test.counts_bytes() && job.test != Test::MessageRate;
     let total = job.iterations * if timed_twice { 2 } else { 1 };
@@ -232,7 +230,7 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
     bar.finish_and_clear();
     let figures = figures?;
     // The measurement is complete, whatever happens to the connection.
-    drop(connection.disconnect(&end.context, &end.side.qp).wait());
+    drop(connection.disconnect().wait());
     Ok(figures)
 }
 
@@ -471,7 +469,7 @@ fn accept<'m>(
     let mut answer = MAGIC.to_vec();
     answer.extend(remote.to_bytes());
     let options = options().private_data(&answer);
-    let accepting = incoming.accept(&end.context, &end.side.qp, options);
+    let accepting = incoming.accept(&end.side.qp, options);
     let measured = Measured {
         end,
         test,
@@ -548,7 +546,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
 
 // On a busy machine the other side may not be scheduled for a while: that is a result, not a failure.
 fn options() -> ConnectionOptions {
-    ConnectionOptions::new().qp(ConnectOptions::new().access(RIGHTS).timeout(17))
+    ConnectionOptions::new().path(PathOptions::new().access(RIGHTS).timeout(17))
 }
 
 fn asked(private_data: &[u8]) -> Option<(Test, u32)> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyverbs::emulated::{EmulatedOptions, OctetCapture, Tap, device_at};
 use polyverbs::{
-    Context, QpOptions, Requirements,
+    Context, Requirements,
     ids::{Gid, Qpn},
 };
 use polyverbs_connection::{ConnectError, ConnectionOptions};
@@ -20,6 +20,7 @@ use tempfile::NamedTempFile;
 use verbs_api::provider::carrier::{Carrier, ManagementPort, ManagementSink};
 
 use crate::managed::{Clock, Managed};
+use crate::rig::End;
 
 pub(crate) fn open(address: IpAddr, tap: Option<Tap>) -> Context {
     let options = EmulatedOptions {
@@ -91,11 +92,9 @@ fn a_forged_request_draws_three_times_its_bytes_at_most() {
         &mad::encode(&header_of(&request, 1), &request.to_data()),
     );
 
-    let pd = context.alloc_pd().wait().unwrap();
-    let cq = context.create_cq(8).wait().unwrap();
-    let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    let end = End::new(&context, manager.connector.clone());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&context, &qp, ConnectionOptions::new());
+    let accepted = incoming.accept(&end.qp, ConnectionOptions::new());
     clock.pass(Duration::from_secs(25));
     let ended = accepted.wait();
     assert!(matches!(ended, Err(ConnectError::TimedOut)), "{ended:?}");

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{Half, QpType};
 use polyverbs::{
     QpEndpoint,
@@ -24,6 +25,8 @@ use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
+
+use crate::rig::open;
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const PORT: u16 = 4420;
@@ -113,6 +116,12 @@ impl Lab {
     fn pass(&self, time: Duration) {
         *self.port.now.lock().unwrap() += time;
         self.port.sink.get().unwrap().due();
+    }
+
+    /// A connector, of a device that the manager does not need.
+    fn connector(&self) -> Connector {
+        let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
+        Connector::new(&open(&device), Arc::clone(&self.agent) as Arc<dyn Backend>)
     }
 
     fn listen(&self) -> Arc<Heard> {
@@ -336,7 +345,7 @@ fn one_source_has_half_of_a_backlog_at_most() {
 fn a_backlog_has_the_room_that_was_asked_for() {
     const ROOM: u32 = 3000;
     let lab = Lab::new();
-    let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
+    let connector = lab.connector();
     let at = SocketAddr::new(OWN, PORT);
     let listener = connector.listen(at, ROOM as usize).unwrap();
     // All requests come from one source.
@@ -532,7 +541,7 @@ fn a_client_connects_within_1_s_among_2000_forgeries_a_second() {
 #[test]
 fn a_request_whose_peer_gave_up_is_withdrawn() {
     let lab = Lab::new();
-    let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
+    let connector = lab.connector();
     let listener = connector.listen(SocketAddr::new(OWN, PORT), 0).unwrap();
     for number in 1..=5000 {
         lab.hear(peer(2), req(number));

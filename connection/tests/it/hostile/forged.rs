@@ -4,14 +4,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use polyverbs::{Context, Cq, Pd, Qp, QpOptions, ids::Gid};
-use polyverbs_connection::{ConnectionOptions, Connector};
+use polyverbs::{Qp, QpOptions, ids::Gid};
+use polyverbs_connection::ConnectionOptions;
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad;
 use polyverbs_wire::mad::cm::{Message, Req, header_of};
 use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 
 use crate::hostile::amplification::{open, silent};
+use crate::rig::End;
 
 const FORGERS: u8 = 48;
 /// Forged requests that are unread at the server at one time: so few that all fit into its socket
@@ -46,23 +47,10 @@ impl Drop for Over<'_> {
     }
 }
 
-struct Maker {
-    pd: Pd,
-    cq: Cq,
-}
-
-impl Maker {
-    fn of(context: &Context) -> Self {
-        Self {
-            pd: context.alloc_pd().wait().unwrap(),
-            cq: context.create_cq(8).wait().unwrap(),
-        }
-    }
-
-    fn qp(&self) -> Qp {
-        let options = QpOptions::rc(&self.cq).max_send_wr(1).max_recv_wr(1);
-        self.pd.create_qp(options).wait().unwrap()
-    }
+/// A queue pair of which thousands fit.
+fn small_qp(of: &End) -> Qp {
+    let options = QpOptions::rc(&of.cq).max_send_wr(1).max_recv_wr(1);
+    of.pd.create_qp(options).wait().unwrap()
 }
 
 // covers 7.47
@@ -72,19 +60,17 @@ fn a_client_connects_while_forged_requests_arrive_all_the_time() {
     let (server, client) = (open(at(1), None), open(at(2), None));
     let victims: Vec<_> = (0..FORGERS).map(|n| open(at(100 + n), None)).collect();
     let ports: Vec<_> = victims.iter().map(silent).collect();
-    let listener = Connector::of(&server).unwrap();
-    let listener = listener.listen((at(1), 0).into(), 0).unwrap();
-    let (own, asks) = (Maker::of(&client), Connector::of(&client).unwrap());
+    let (server, client) = (End::of(&server), End::of(&client));
+    let listener = server.listen();
     let (is_over, answered) = (AtomicBool::new(false), AtomicU32::new(0));
     thread::scope(|scope| {
         let serving = scope.spawn(|| {
             // The server cannot distinguish forged requests from those of the client.
-            let maker = Maker::of(&server);
             let mut kept = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
                 let incoming = listener.next().wait().unwrap();
-                let qp = maker.qp();
-                let accepted = incoming.accept(&server, &qp, ConnectionOptions::new());
+                let qp = small_qp(&server);
+                let accepted = incoming.accept(&qp, ConnectionOptions::new());
                 kept.push((qp, accepted));
                 answered.fetch_add(1, Ordering::Relaxed);
             }
@@ -110,10 +96,10 @@ fn a_client_connects_while_forged_requests_arrive_all_the_time() {
         test_kit::waiting::until(|| has_answered(BEFORE));
         let mut connections = Vec::new();
         for _ in 0..CLIENTS {
-            let qp = own.qp();
-            let asked = asks.connect(&client, &qp, listener.address(), ConnectionOptions::new());
-            let connection = asked.wait().unwrap().complete().wait().unwrap();
-            connections.push((qp, connection));
+            let qp = small_qp(&client);
+            let (to, options) = (listener.address(), ConnectionOptions::new());
+            let connection = client.connector.connect(&qp, to, options).wait();
+            connections.push((qp, connection.unwrap()));
         }
     });
 }

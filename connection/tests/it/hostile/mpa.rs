@@ -1,37 +1,32 @@
 //! MPA over TCP, and hostile streams.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use emulated_iwarp::{Iwarp, OnWire, WireOptions};
+use emulated_iwarp::WireOptions;
 use nix::libc::linger;
 use nix::sys::socket::{setsockopt, sockopt};
-use polyverbs::provider::DeviceOps;
 use polyverbs::qp::QpState;
-use polyverbs::{Context, Cq, Device, Pd, Qp, QpOptions, Requirements};
 use polyverbs_connection::{ConnectError, ConnectionOptions, Listener};
-use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
 use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
 use polyverbs_wire::layout::Header as _;
 
 use crate::hostile::segments::FRAMING;
 use crate::managed::{Clock, Managed};
+use crate::rig::{End, error, open, state, tcp_device};
 
 /// How long a stream may be without a complete request.
 const REQUESTED_BY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Target {
-    _wire: OnWire,
-    pub(crate) context: Context,
+    pub(crate) end: End,
     clock: Arc<Clock>,
     manager: Managed,
-    pub(crate) pd: Pd,
-    pub(crate) cq: Cq,
     pub(crate) listener: Listener,
 }
 
@@ -41,31 +36,17 @@ impl Target {
     }
 
     pub(crate) fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
-        let address = SocketAddr::new(address.parse().unwrap(), 0);
-        let driver = |at| Iwarp::new(format!("iw at {address}"), at);
-        let mut options = WireOptions::new(address);
-        change(&mut options);
-        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
-        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
-        let context = device.open(&Requirements::new()).unwrap();
-        let pd = context.alloc_pd().wait().unwrap();
-        let cq = context.create_cq(64).wait().unwrap();
+        let context = open(&tcp_device(address, change));
         let clock = Arc::new(Clock::default());
         let manager = Managed::new(&context, &clock);
-        let listener = manager.connector.listen(address, 0).unwrap();
+        let end = End::new(&context, manager.connector.clone());
+        let listener = end.listen();
         Self {
-            _wire: wire,
-            context,
+            end,
             clock,
             manager,
-            pd,
-            cq,
             listener,
         }
-    }
-
-    pub(crate) fn qp(&self) -> Qp {
-        self.pd.create_qp(QpOptions::rc(&self.cq)).wait().unwrap()
     }
 
     pub(crate) fn stream(&self) -> TcpStream {
@@ -87,17 +68,14 @@ impl Target {
 
     /// Checks that an honest peer is served before any time passes.
     pub(crate) fn serves(&self) {
-        let (near, far) = (self.qp(), self.qp());
+        let (near, far) = (self.end.new_qp(), self.end.new_qp());
         let options = ConnectionOptions::new().private_data(b"in good faith");
         let to = self.listener.address();
-        let connector = &self.manager.connector;
-        let asked = connector.connect(&self.context, &near, to, options);
+        let connecting = self.end.connector.connect(&near, to, options);
         let incoming = self.listener.next().wait().unwrap();
         assert!(incoming.private_data().starts_with(b"in good faith\0"));
-        let accepted = incoming.accept(&self.context, &far, ConnectionOptions::new());
-        let near = asked.wait().unwrap().complete().wait().unwrap();
-        accepted.wait().unwrap();
-        drop(near);
+        let accepting = incoming.accept(&far, ConnectionOptions::new());
+        let _both = (connecting.wait().unwrap(), accepting.wait().unwrap());
     }
 }
 
@@ -231,8 +209,8 @@ fn a_peer_that_leaves_during_the_accept_was_connected() {
                 stream.write_all(&sign).unwrap();
             });
             let incoming = target.listener.next().wait().unwrap();
-            let qp = target.qp();
-            let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+            let qp = target.end.new_qp();
+            let accepted = incoming.accept(&qp, ConnectionOptions::new());
             accepted.wait().unwrap().disconnected().wait().unwrap();
         });
     }
@@ -284,22 +262,22 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     let ends = target.manager.gate.ends_heard();
     reset(stream);
     test_kit::waiting::until(|| target.manager.gate.ends_heard() > ends);
-    let qp = target.qp();
-    let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+    let qp = target.end.new_qp();
+    let accepted = incoming.accept(&qp, ConnectionOptions::new());
     assert!(accepted.wait().is_err());
 
     // The reset comes when the stream is connected.
     let mut stream = target.stream();
     stream.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();
-    let qp = target.qp();
-    let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+    let qp = target.end.new_qp();
+    let accepted = incoming.accept(&qp, ConnectionOptions::new());
     let connection = accepted.wait().unwrap();
     let mut reply = [0; 20];
     stream.read_exact(&mut reply).unwrap();
     reset(stream);
     connection.disconnected().wait().unwrap();
-    test_kit::waiting::until(|| qp.query().unwrap().state == QpState::Err);
+    test_kit::waiting::until(|| state(&qp) == QpState::Err);
     target.serves();
 }
 
@@ -316,18 +294,13 @@ fn malformed_replies_fail_a_connect() {
     of_a_later_revision[17] = 9;
     of_a_later_revision[18..20].copy_from_slice(&3_u16.to_be_bytes());
     for lie in [too_long, request(), of_a_later_revision] {
-        let qp = target.qp();
+        let qp = target.end.new_qp();
         let options = ConnectionOptions::new();
-        let connector = &target.manager.connector;
-        let asked = connector.connect(&target.context, &qp, to, options);
+        let asked = target.end.connector.request(&qp, to, options);
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(&lie).unwrap();
-        let error = match asked.wait() {
-            Ok(_) => panic!("it was believed"),
-            Err(error) => error,
-        };
-        assert_eq!(error, ConnectError::Aborted);
-        assert_eq!(qp.query().unwrap().state, QpState::Reset);
+        assert_eq!(error(asked), ConnectError::Aborted);
+        assert_eq!(state(&qp), QpState::Reset);
     }
     target.serves();
 }

@@ -3,10 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use polyverbs::{
-    Access, Memory, Mr, Qp,
-    wr::{self, ReceiveRequest},
-};
+use polyverbs::{Qp, wr};
 use polyverbs_connection::{Connection, ConnectionOptions};
 use polyverbs_wire::iwarp::start::{self, Kind, Start};
 use polyverbs_wire::iwarp::{
@@ -28,7 +25,6 @@ struct Bare<'t> {
     sender: Direction,
     receiver: Direction,
     qp: Qp,
-    _mr: Mr,
     _connection: Connection,
 }
 
@@ -48,24 +44,19 @@ impl<'t> Bare<'t> {
         let mut stream = target.stream();
         stream.write_all(&bytes[..len]).unwrap();
         let incoming = target.listener.next().wait().unwrap();
-        let qp = target.qp();
-        let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+        let qp = target.end.new_qp();
+        let accepted = incoming.accept(&qp, ConnectionOptions::new());
         let connection = accepted.wait().unwrap();
         stream.read_exact(&mut bytes[..20]).unwrap();
         let (reply, _) = start::decode(&bytes[..20]).unwrap().expect("a reply");
         let framing = |markers| Framing { markers, ..FRAMING };
-        let memory = Memory::zeroed(4096).unwrap();
-        let mr = target.pd.register(&memory, Access::LOCAL_WRITE);
-        let mr = mr.wait().unwrap();
-        let room = mr.sge(0, 64).unwrap();
-        qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
+        target.end.post_receive(&qp, 1);
         Self {
             target,
             stream,
             sender: Direction::new(framing(reply.header.markers)),
             receiver: Direction::new(framing(asks)),
             qp,
-            _mr: mr,
             _connection: connection,
         }
     }
@@ -80,7 +71,7 @@ impl<'t> Bare<'t> {
     fn say_hello(&mut self) {
         let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
         self.send(&[&header.to_view().0[..], b"hi"].concat());
-        let done = self.target.cq.next().wait().unwrap();
+        let done = self.target.end.completion();
         assert_eq!((done.wr_id, done.status.is_success()), (1, true));
     }
 

@@ -170,7 +170,7 @@ impl Managed {
             other => panic!("no sockets: {other:?}"),
         };
         Self {
-            connector: Connector::new(backend),
+            connector: Connector::new(context, backend),
             gate,
             _port: port,
         }

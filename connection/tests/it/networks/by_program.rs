@@ -5,7 +5,8 @@ use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{Qp, VerbError, WcStatus, ids::Psn};
 use polyverbs_connection::{ConnectError, ConnectionOptions, flush};
 
-use crate::networks::ends::{Ends, on, on_each, state};
+use crate::networks::ends::{Ends, on, on_each};
+use crate::rig::state;
 
 const DREQ: u16 = 0x15;
 const RTU: u16 = 0x14;
@@ -30,16 +31,15 @@ fn is_unsupported(error: &ConnectError) -> bool {
 fn a_program_can_bring_its_queue_pairs_up_by_the_given_steps() {
     on(&[Flavour::Ib, Flavour::IbFramed, Flavour::IbUdp], |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect_with(&near, by_program(0x70_0007).reads(3, 5));
+        let asked = ends.request_with(&near, by_program(0x70_0007).reads(3, 5));
         let incoming = ends.end(ends.listener.next());
         let options = by_program(0x90_0009).reads(4, 2);
-        let of_far = &ends.rig.far;
-        let steps = incoming.steps(&of_far.context, &options).unwrap();
+        let steps = incoming.steps(&options).unwrap();
         assert_eq!(steps[1].dest_qp_num, Some(near.qp_num()));
         assert_eq!(steps[1].max_dest_rd_atomic, Some(4));
         assert_eq!(steps[2].max_rd_atomic, Some(2));
         bring_up(ends, &far, steps);
-        let accepted = incoming.accept(&of_far.context, &far, options);
+        let accepted = incoming.accept(&far, options);
         let pending = ends.end(asked);
         let steps = pending.steps().unwrap();
         assert_eq!(steps[1].dest_qp_num, Some(far.qp_num()));
@@ -51,7 +51,7 @@ fn a_program_can_bring_its_queue_pairs_up_by_the_given_steps() {
         let at_far = ends.end(accepted);
         ends.talk(&near, &far);
 
-        ends.end(at_near.disconnect(&ends.rig.near.context, &near));
+        ends.end(at_near.disconnect());
         ends.end(at_far.disconnected());
         assert_eq!((state(&near), state(&far)), (QpState::Err, QpState::Rts));
     });
@@ -61,9 +61,9 @@ fn a_program_can_bring_its_queue_pairs_up_by_the_given_steps() {
 fn a_connect_leaves_queue_pairs_of_the_program_alone() {
     on(&[Flavour::Ib, Flavour::IbUdp], |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect_with(&near, by_program(1));
+        let asked = ends.request_with(&near, by_program(1));
         let incoming = ends.end(ends.listener.next());
-        let accepted = incoming.accept(&ends.rig.far.context, &far, by_program(2));
+        let accepted = incoming.accept(&far, by_program(2));
         let at_near = ends.end(ends.end(asked).complete());
         let at_far = ends.end(accepted);
         assert_eq!(
@@ -74,7 +74,7 @@ fn a_connect_leaves_queue_pairs_of_the_program_alone() {
         ends.end(at_far.disconnected());
         // A refused connect leaves the queue pair unchanged, too.
         let near = ends.near_qp();
-        let asked = ends.connect_with(&near, by_program(1));
+        let asked = ends.request_with(&near, by_program(1));
         ends.end(ends.listener.next()).reject(b"").unwrap();
         ends.error(asked);
         assert_eq!(state(&near), QpState::Reset);
@@ -85,10 +85,10 @@ fn a_connect_leaves_queue_pairs_of_the_program_alone() {
 fn a_stream_needs_its_queue_pair_brought_up_with_it() {
     on(&[Flavour::Iwarp, Flavour::IwTcp], |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let error = ends.error(ends.connect_with(&near, by_program(1)));
+        let error = ends.error(ends.request_with(&near, by_program(1)));
         assert!(is_unsupported(&error), "{error}");
         let (asked, incoming) = ends.ask(&near);
-        let error = ends.error(incoming.accept(&ends.rig.far.context, &far, by_program(2)));
+        let error = ends.error(incoming.accept(&far, by_program(2)));
         assert!(is_unsupported(&error), "{error}");
         assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
         assert_eq!(
@@ -106,20 +106,17 @@ fn an_end_without_disconnect_is_reported_and_flushes_nothing() {
         let (at_near, at_far) = ends.connected(&near, &far);
         ends.near.post_receive(&near, 1);
         ends.far.post_receive(&far, 2);
-        ends.end(at_near.end(&ends.rig.near.context));
+        ends.end(at_near.end());
         ends.end(at_near.disconnected());
         ends.end(at_far.disconnected());
         ends.nothing_on(&ends.near);
         ends.nothing_on(&ends.far);
         assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
         // A second end has no effect, and the program requests the flush by itself.
-        ends.end(at_near.end(&ends.rig.near.context));
-        for (end, side, qp) in [
-            (&ends.rig.near, &ends.near, &near),
-            (&ends.rig.far, &ends.far, &far),
-        ] {
-            ends.end(flush(&end.context, qp));
-            assert_eq!(ends.take(side, 1)[0].status, WcStatus::WrFlushErr);
+        ends.end(at_near.end());
+        for (end, qp) in [(&ends.near, &near), (&ends.far, &far)] {
+            ends.end(flush(qp));
+            assert_eq!(ends.take(end, 1)[0].status, WcStatus::WrFlushErr);
         }
     });
 }
@@ -135,14 +132,14 @@ fn an_accept_succeeds_if_the_dreq_overtakes_the_rtu() {
         let at_near = ends.end(ends.end(asked).complete());
         ends.settle();
         assert!(!accepted.is_done());
-        ends.end(at_near.disconnect(&ends.rig.near.context, &near));
+        ends.end(at_near.disconnect());
         assert_eq!((ends.gate().sent(DREQ), ends.gate().sent(RTU)), (1, 1));
         // The accept yields a connection that has already ended; the queue pair remains for the
         // program to flush.
         let at_far = ends.end(accepted);
         assert!(at_far.disconnected().is_done());
         assert_eq!(state(&far), QpState::Rts);
-        ends.end(at_far.disconnect(&ends.rig.far.context, &far));
+        ends.end(at_far.disconnect());
         assert_eq!(state(&far), QpState::Err);
     });
 }

@@ -1,16 +1,22 @@
 //! The behaviour of a connector, whatever carries its messages.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conformance::Flavour;
-use polyverbs::qp::QpState;
-use polyverbs::{Completion, ConnectOptions, WcStatus, wr};
-use polyverbs_connection::{ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, flush};
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{
+    Access, Completion, PathOptions, Qp, RKey, RemoteAddress, WcStatus,
+    wr::{self, ReceiveRequest},
+};
+use polyverbs_connection::{
+    ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, Refusal, flush,
+};
 
-use crate::networks::ends::{Ends, on, on_each, on_sockets, state};
+use crate::networks::ends::{Ends, on, on_each, on_sockets, on_virtual};
+use crate::rig::state;
 
 /// Attribute id of an RTU.
 const RTU: u16 = 0x14;
@@ -32,6 +38,35 @@ fn connect_waits_for_the_accept_and_accept_for_the_complete() {
         let _far = ends.end(accepted);
         assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
         ends.talk(&near, &far);
+    });
+}
+
+// covers 7.70
+#[test]
+fn receives_may_be_posted_before_the_connection_exists() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        ends.rig.finish(far.init(PathOptions::new()));
+        ends.far.post_receive(&far, 1);
+        let _both = ends.connected(&near, &far);
+        near.post_one(wr::Send::new(&b"hello"[..])).unwrap();
+        let done = ends.take(&ends.far, 1);
+        assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::Success));
+    });
+}
+
+#[test]
+fn a_dropped_connect_leaves_its_queue_pair_as_it_was() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (to, options) = (ends.listener.address(), ConnectionOptions::new());
+        let connecting = ends.near.connector.connect(&near, to, options);
+        let incoming = ends.end(ends.listener.next());
+        drop(connecting);
+        let error = ends.error(ends.accept(incoming, &far));
+        let is_told = matches!(error, ConnectError::Aborted | ConnectError::Refused { .. });
+        assert!(is_told, "{error}");
+        assert_eq!(state(&near), QpState::Reset);
     });
 }
 
@@ -57,6 +92,19 @@ fn an_accept_ends_as_the_peer_decides() {
         assert_eq!(ends.error(accepted), ConnectError::TimedOut);
         ends.release();
         drop(pending);
+    });
+}
+
+// covers 7.71
+#[test]
+fn a_request_of_a_peer_that_gave_up_cannot_be_accepted() {
+    on_virtual(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        ends.expire();
+        assert_eq!(ends.error(asked), ConnectError::TimedOut);
+        let accepted = ends.accept(incoming, &far);
+        assert_eq!(ends.error(accepted), ConnectError::Aborted);
     });
 }
 
@@ -116,7 +164,7 @@ fn either_side_may_reject_with_a_reason() {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let _both = ends.connected(&near, &far);
         ends.talk(&near, &far);
-        assert_eq!(ends.error(ends.connect(&near)), ConnectError::Connected);
+        assert_eq!(ends.error(ends.request(&near)), ConnectError::Connected);
     });
 }
 
@@ -137,12 +185,12 @@ fn a_connection_whose_accept_timed_out_cannot_be_completed() {
     });
 }
 
-// covers 7.75
+// covers 7.56 7.75
 #[test]
 fn each_side_reports_read_limits_clamped_to_the_other() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect_with(&near, ConnectionOptions::new().reads(255, 255));
+        let asked = ends.request_with(&near, ConnectionOptions::new().reads(255, 255));
         let incoming = ends.end(ends.listener.next());
         let most = |limit: u32| limit.min(255) as u8;
         let limits = ends.rig.near.context.limits();
@@ -151,7 +199,7 @@ fn each_side_reports_read_limits_clamped_to_the_other() {
             most(limits.max_qp_rd_atom)
         );
         let options = ConnectionOptions::new().reads(4, 2);
-        let accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let accepted = incoming.accept(&far, options);
         let pending = ends.end(asked);
         let expected = ReadLimits {
             inbound: 2,
@@ -173,7 +221,7 @@ fn each_side_reports_read_limits_clamped_to_the_other() {
 fn private_data_is_padded_to_the_same_length_on_every_transport() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
+        let asked = ends.request_with(&near, ConnectionOptions::new().private_data(b"may I"));
         let incoming = ends.end(ends.listener.next());
         let mut expected = [0; 56];
         expected[..5].copy_from_slice(b"may I");
@@ -188,11 +236,11 @@ fn private_data_is_padded_to_the_same_length_on_every_transport() {
             private_data,
         };
         assert_eq!(ends.error(asked), refused);
-        let asked = ends.connect_with(&near, ConnectionOptions::new());
+        let asked = ends.request_with(&near, ConnectionOptions::new());
         let incoming = ends.end(ends.listener.next());
         assert_eq!(incoming.private_data(), [0; 56]);
         let options = ConnectionOptions::new().private_data(b"you may");
-        let _accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let _accepted = incoming.accept(&far, options);
         let mut expected = [0; 196];
         expected[..7].copy_from_slice(b"you may");
         assert_eq!(ends.end(asked).private_data(), expected);
@@ -206,6 +254,7 @@ fn private_data_has_the_limits_that_the_connector_reports() {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let max = ends.near.connector.max_private_data();
         let least = PrivateDataLimits::INFINIBAND;
+        assert_eq!((least.connect, least.reject), (56, 148));
         assert!(
             max.connect >= least.connect
                 && max.accept >= least.accept
@@ -214,9 +263,9 @@ fn private_data_has_the_limits_that_the_connector_reports() {
         let says = |length| ConnectionOptions::new().private_data(&vec![7; length]);
         let too_long = |max| ConnectError::PrivateData { len: max + 1, max };
 
-        let asked = ends.connect_with(&near, says(max.connect + 1));
+        let asked = ends.request_with(&near, says(max.connect + 1));
         assert_eq!(ends.error(asked), too_long(max.connect));
-        let asked = ends.connect_with(&near, says(max.connect));
+        let asked = ends.request_with(&near, says(max.connect));
         let incoming = ends.end(ends.listener.next());
         assert_eq!(incoming.private_data(), vec![7; max.connect]);
         let refused = incoming.reject(&vec![7; max.reject + 1]);
@@ -233,13 +282,12 @@ fn private_data_has_the_limits_that_the_connector_reports() {
         };
         assert_eq!(ends.error(asked), refused);
 
-        let context = &ends.rig.far.context;
         let (asked, incoming) = ends.ask(&near);
-        let accepted = incoming.accept(context, &far, says(max.accept + 1));
+        let accepted = incoming.accept(&far, says(max.accept + 1));
         assert_eq!(ends.error(accepted), too_long(max.accept));
         assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
         let (asked, incoming) = ends.ask(&near);
-        let _accepted = incoming.accept(context, &far, says(max.accept));
+        let _accepted = incoming.accept(&far, says(max.accept));
         assert_eq!(ends.end(asked).private_data(), vec![7; max.accept]);
     });
 }
@@ -249,7 +297,7 @@ fn private_data_has_the_limits_that_the_connector_reports() {
 fn a_short_buffer_is_filled_and_reported_as_too_short() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
+        let asked = ends.request_with(&near, ConnectionOptions::new().private_data(b"may I"));
         let incoming = ends.end(ends.listener.next());
         let whole = incoming.private_data().len();
         let mut small = [0xa5; 3];
@@ -264,7 +312,7 @@ fn a_short_buffer_is_filled_and_reported_as_too_short() {
         incoming.offered_reads();
         assert!(large.starts_with(b"may I"));
         let options = ConnectionOptions::new().private_data(b"you may");
-        let accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let accepted = incoming.accept(&far, options);
         let pending = ends.end(asked);
         assert!(pending.copy_private_data(&mut small).is_err());
         assert_eq!(&small, b"you");
@@ -284,14 +332,13 @@ fn only_the_side_that_disconnects_flushes() {
         let (first, second) = (at_far.disconnected(), at_far.disconnected());
         ends.settle();
         assert!(!first.is_done() && !second.is_done());
-        let context = &ends.rig.near.context;
-        ends.end(at_near.disconnect(context, &near));
+        ends.end(at_near.disconnect());
         ends.end(first);
         ends.end(second);
         assert_eq!(state(&near), QpState::Err);
         ends.nothing_on(&ends.far);
         assert_eq!(state(&far), QpState::Rts);
-        ends.end(at_far.disconnect(&ends.rig.far.context, &far));
+        ends.end(at_far.disconnect());
         let done = ends.take(&ends.far, 2);
         let ids: Vec<_> = done.iter().map(|done| done.wr_id).collect();
         assert_eq!(ids, [1, 2]);
@@ -299,7 +346,7 @@ fn only_the_side_that_disconnects_flushes() {
         ends.nothing_on(&ends.far);
         // A later query still reports the end, and a second disconnect has no other effect.
         ends.end(at_far.disconnected());
-        ends.end(at_far.disconnect(&ends.rig.far.context, &far));
+        ends.end(at_far.disconnect());
     });
 }
 
@@ -312,15 +359,14 @@ fn a_flush_completes_the_requests_of_one_queue_pair_in_order() {
             .iter()
             .map(|(near, far)| ends.connected(near, far))
             .collect();
-        let context = &ends.rig.far.context;
         // A flush of a queue pair without requests completes nothing.
-        ends.end(flush(context, &ends.far_qp()));
+        ends.end(flush(&ends.far_qp()));
         ends.nothing_on(&ends.far);
         for wr_id in [1, 2, 3] {
             ends.far.post_receive(&qps[0].1, wr_id);
         }
         ends.far.post_receive(&qps[1].1, 4);
-        ends.end(flush(context, &qps[0].1));
+        ends.end(flush(&qps[0].1));
         let ids: Vec<_> = ends
             .take(&ends.far, 3)
             .iter()
@@ -352,7 +398,7 @@ fn traffic_before_the_rtu_establishes_the_connection() {
         assert_eq!(ends.gate().sent(RTU), 1);
         // The connection is a complete one.
         let gone = at_far.disconnected();
-        ends.end(at_near.disconnect(&ends.rig.near.context, &near));
+        ends.end(at_near.disconnect());
         ends.end(gone);
     });
 }
@@ -364,7 +410,7 @@ fn a_future_that_is_dropped_loses_no_request() {
         drop(ends.listener.next());
         let abandoned = ends.listener.next();
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect(&near);
+        let asked = ends.request(&near);
         ends.rig.wait_until(|| abandoned.is_done());
         assert!(abandoned.is_done());
         drop(abandoned);
@@ -381,12 +427,8 @@ fn a_future_that_is_dropped_loses_no_request() {
 fn a_request_that_no_device_answers_times_out() {
     on(&[Flavour::IbUdp], |ends: &Ends| {
         let nowhere = "127.31.0.1:12".parse().unwrap();
-        let (context, near) = (&ends.rig.near.context, ends.near_qp());
-        let options = ConnectionOptions::new();
-        let asked = ends
-            .near
-            .connector
-            .connect(context, &near, nowhere, options);
+        let (connector, near) = (&ends.near.connector, ends.near_qp());
+        let asked = connector.connect(&near, nowhere, ConnectionOptions::new());
         ends.settle();
         assert!(!asked.is_done());
         ends.expire();
@@ -416,8 +458,8 @@ fn rnr_timer_code_0_delays_655_milliseconds() {
     on(&[Flavour::IbFramed], |ends: &Ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
-        let longest = ConnectionOptions::new().qp(ConnectOptions::new().min_rnr_timer(0));
-        let accepted = incoming.accept(&ends.rig.far.context, &far, longest);
+        let longest = ConnectionOptions::new().path(PathOptions::new().min_rnr_timer(0));
+        let accepted = incoming.accept(&far, longest);
         let _near = ends.end(ends.end(asked).complete());
         let _far = ends.end(accepted);
         let early = wr::Send::new(&b"early"[..]).signaled(1);
@@ -433,6 +475,35 @@ fn rnr_timer_code_0_delays_655_milliseconds() {
     });
 }
 
+// covers 7.60
+#[test]
+fn an_accepted_connection_precedes_the_next_request() {
+    // Over sockets the order of the two messages is not deterministic.
+    on_virtual(|ends| {
+        let (near, far, next_qp) = (ends.near_qp(), ends.far_qp(), ends.near_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let (connector, to) = (ends.near.connector.clone(), ends.listener.address());
+        asked.on_done(move |accepted| {
+            accepted.unwrap().complete().on_done(move |connection| {
+                std::mem::forget(connection);
+                let options = ConnectionOptions::new();
+                connector.connect(&next_qp, to, options).on_done(|_| {});
+            });
+        });
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (first, second) = (Arc::clone(&order), Arc::clone(&order));
+        let next = ends.listener.next();
+        next.on_done(move |_| second.lock().unwrap().push("the next request"));
+        let accepted = incoming.accept_then(&far, ConnectionOptions::new(), move |_| {
+            first.lock().unwrap().push("established");
+        });
+        accepted.unwrap();
+        ends.settle();
+        let order = order.lock().unwrap();
+        assert_eq!(*order, ["established", "the next request"]);
+    });
+}
+
 #[test]
 fn one_call_ends_all_connections_of_a_connector() {
     on_each(|ends| {
@@ -441,8 +512,8 @@ fn one_call_ends_all_connections_of_a_connector() {
         let connections = [&first, &second].map(|(near, far)| ends.connected(near, far));
         // The program has dropped a third connection, and disconnects the first one itself at the same time.
         drop(ends.connected(&third.0, &third.1));
-        let own = connections[0].1.disconnect(&ends.rig.far.context, &first.1);
-        ends.end(ends.far.connector.end_all(&ends.rig.far.context));
+        let own = connections[0].1.disconnect();
+        ends.end(ends.far.connector.end_all());
         ends.end(own);
         for (at_near, at_far) in &connections {
             ends.end(at_near.disconnected());
@@ -454,6 +525,156 @@ fn one_call_ends_all_connections_of_a_connector() {
             "the queue pair is not modified"
         );
         // There is none left.
-        ends.end(ends.far.connector.end_all(&ends.rig.far.context));
+        ends.end(ends.far.connector.end_all());
+    });
+}
+
+// covers 7.47 7.63 7.84
+#[test]
+fn a_listener_has_its_address_alone_and_refuses_when_it_goes() {
+    on(&[Flavour::Ib], |ends| {
+        let (connector, at) = (&ends.near.connector, ends.listener.address());
+        let again = connector.listen(at, 0);
+        assert!(matches!(again, Err(ConnectError::AddressInUse { address, .. }) if address == at));
+        assert!(at.port() >= 49152);
+
+        let small = connector.listen("10.0.0.2:5".parse().unwrap(), 1).unwrap();
+        let at = small.address();
+        let (first, second) = (ends.near_qp(), ends.near_qp());
+        let ask = |qp| connector.connect(qp, at, ConnectionOptions::new());
+        let (waits, refused) = (ask(&first), ask(&second));
+        let refused_because = |reason| ConnectError::Refused {
+            reason,
+            private_data: Vec::new(),
+        };
+        let full = refused_because(Refusal::BacklogFull);
+        assert_eq!(ends.error(refused), full);
+        assert!(!waits.is_done());
+        drop(small);
+        let gone = refused_because(Refusal::NoListener);
+        assert_eq!(ends.error(waits), gone);
+        assert_eq!(ends.error(ask(&first)), gone);
+    });
+}
+
+// concerns 7.78
+#[test]
+fn a_queue_pair_that_was_reset_may_connect_again() {
+    on(&[Flavour::Ib], |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        for _ in 0..3 {
+            let (at_near, at_far) = ends.connected(&near, &far);
+            ends.end(at_near.disconnect());
+            ends.end(at_far.disconnect());
+            for qp in [&near, &far] {
+                let reset = QpAttributes::new().qp_state(QpState::Reset);
+                ends.rig.finish(qp.modify(reset));
+            }
+        }
+    });
+}
+
+// covers 7.43
+#[test]
+fn a_connection_request_is_reported_and_answered_once() {
+    on_virtual(|ends| {
+        let (near, far, other) = (ends.near_qp(), ends.far_qp(), ends.near_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        // Neither queue pair can serve another connection.
+        assert_eq!(ends.error(ends.request(&near)), ConnectError::Connected);
+        let (asked, incoming) = ends.ask(&other);
+        let accepted = ends.accept(incoming, &far);
+        assert_eq!(ends.error(accepted), ConnectError::Connected);
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
+        // The connection ends once, and a second disconnect has no other effect.
+        ends.end(at_near.disconnect());
+        ends.end(at_far.disconnected());
+        ends.end(at_near.disconnect());
+        ends.end(at_far.disconnect());
+        let _again = ends.connected(&other, &ends.far_qp());
+    });
+}
+
+// covers 7.44
+#[test]
+fn a_pending_connect_or_accept_blocks_no_other_call() {
+    on_virtual(|ends| {
+        // A queue pair is destroyed, and its connect fails: the listener sees no error.
+        let near = ends.near_qp();
+        let (asked, incoming) = ends.ask(&near);
+        ends.rig.finish_destroy(near.destroy());
+        incoming.reject(b"").unwrap();
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        // The queue pair of the passive side is destroyed during an accept.
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        ends.rig.finish_destroy(far.destroy());
+        drop(ends.end(asked));
+        assert_eq!(ends.error(accepted), ConnectError::Aborted);
+        ends.rig.finish_destroy(near.destroy());
+    });
+}
+
+// covers 7.46
+#[test]
+fn a_failed_accept_refuses_the_peer_and_reports_no_event() {
+    on_virtual(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let options = ConnectionOptions::new().private_data(&[0; 1000]);
+        let failed = ends.error(incoming.accept(&far, options));
+        let is_too_long = matches!(failed, ConnectError::PrivateData { len: 1000, .. });
+        assert!(is_too_long, "{failed}");
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        let states = (state(&near), state(&far));
+        assert_eq!(states, (QpState::Reset, QpState::Reset));
+        let next = ends.listener.next();
+        assert!(!next.is_done());
+        let asked = ends.request(&near);
+        let accepted = ends.accept(ends.end(next), &far);
+        let _near = ends.end(ends.end(asked).complete());
+        let _far = ends.end(accepted);
+    });
+}
+
+// covers 7.83
+#[test]
+fn each_failure_has_its_status() {
+    on(&[Flavour::Ib], |ends| {
+        let statuses = |request: &dyn Fn(&Qp), receives: bool| {
+            let (near, far) = (ends.near_qp(), ends.far_qp());
+            let path = PathOptions::new().rnr_retry(0).access(Access::REMOTE_WRITE);
+            let options = ConnectionOptions::new().path(path);
+            let asked = ends.request_with(&near, options.clone());
+            let accepted = ends.end(ends.listener.next()).accept(&far, options);
+            let _near = ends.end(ends.end(asked).complete());
+            let _far = ends.end(accepted);
+            if receives {
+                let room = ends.far.mr.sge(0, 4).unwrap();
+                far.post_receive(ReceiveRequest::new(9, room)).unwrap();
+            }
+            request(&near);
+            let mut done = ends.take(&ends.near, 1);
+            done.extend(ends.take(&ends.far, usize::from(receives)));
+            done.iter().map(|done| done.status).collect::<Vec<_>>()
+        };
+        let data = ends.near.mr.sge(0, 64).unwrap();
+        let outside = data.at(0, 64);
+        let nowhere = RemoteAddress::new(0, RKey::new(0xbad));
+        let send = |qp: &Qp| qp.post_one(wr::Send::new(data).signaled(1)).unwrap();
+        let unread = |qp: &Qp| qp.post_one(wr::Send::new(outside).signaled(1)).unwrap();
+        let write = |qp: &Qp| {
+            let write = wr::Write::new(data, nowhere).signaled(1);
+            qp.post_one(write).unwrap();
+        };
+        assert_eq!(
+            statuses(&send, true),
+            [WcStatus::RemInvReqErr, WcStatus::LocLenErr]
+        );
+        assert_eq!(statuses(&send, false), [WcStatus::RnrRetryExcErr]);
+        assert_eq!(statuses(&write, false), [WcStatus::RemAccessErr]);
+        assert_eq!(statuses(&unread, false), [WcStatus::LocProtErr]);
     });
 }

@@ -1,21 +1,22 @@
 //! Resolution of the queue pair that serves datagrams: asked, answered, and used.
 
-use conformance::{End, Flavour};
+use conformance::Flavour;
 use polyverbs::{
-    ConnectOptions, Qp, QpOptions, VerbError,
+    PathOptions, Qp, QpOptions, VerbError,
     wr::{self, UdDestination},
 };
 use polyverbs_connection::ConnectError;
 
-use crate::networks::ends::{Ends, Side, address_of, on, on_each};
+use crate::networks::ends::{Ends, on, on_each};
+use crate::rig::End;
 
 const QKEY: u32 = 0x1357_9bdf;
 const INFINIBAND: [Flavour; 2] = [Flavour::Ib, Flavour::IbUdp];
 
-fn datagram_qp(ends: &Ends, end: &End, side: &Side) -> Qp {
-    let qp = ends.rig.finish(end.pd.create_qp(QpOptions::ud(&side.cq)));
-    ends.rig
-        .finish(qp.activate(ConnectOptions::new().qkey(QKEY)));
+fn datagram_qp(ends: &Ends, end: &End) -> Qp {
+    let qp = ends.rig.finish(end.pd.create_qp(QpOptions::ud(&end.cq)));
+    let activated = qp.activate(PathOptions::new().qkey(QKEY));
+    ends.rig.finish(activated);
     qp
 }
 
@@ -23,17 +24,14 @@ fn datagram_qp(ends: &Ends, end: &End, side: &Side) -> Qp {
 #[test]
 fn resolving_a_port_yields_the_queue_pair_and_its_qkey() {
     on(&INFINIBAND, |ends| {
-        let (near, far) = (
-            datagram_qp(ends, &ends.rig.near, &ends.near),
-            datagram_qp(ends, &ends.rig.far, &ends.far),
-        );
-        let at = address_of(&ends.rig.far);
-        let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
-        let to = services.address();
-        let asked = ends
-            .near
+        let (near, far) = (datagram_qp(ends, &ends.near), datagram_qp(ends, &ends.far));
+        let services = ends
+            .far
             .connector
-            .resolve(&ends.rig.near.context, to, b"who");
+            .listen_datagrams(ends.far.at(0), 0)
+            .unwrap();
+        let to = services.address();
+        let asked = ends.near.connector.resolve(to, b"who");
         let question = ends.end(services.next());
         assert!(question.private_data().starts_with(b"who"));
         assert!(!asked.is_done());
@@ -43,12 +41,8 @@ fn resolving_a_port_yields_the_queue_pair_and_its_qkey() {
         assert!(service.private_data.starts_with(b"it is me"));
 
         ends.far.post_receive(&far, 5);
-        let ah = ends.rig.finish(
-            ends.rig
-                .near
-                .pd
-                .create_ah(service.path(&ends.rig.near.context, 1).unwrap()),
-        );
+        let path = service.path(&ends.near.context, 1).unwrap();
+        let ah = ends.rig.finish(ends.near.pd.create_ah(path));
         let destination = UdDestination {
             ah: ah.clone(),
             remote_qpn: service.qp_num,
@@ -73,8 +67,8 @@ fn datagram_services_and_connections_have_separate_ports() {
         assert!(matches!(again, Err(ConnectError::AddressInUse { address, .. }) if address == at));
         // A connect reaches the listener, and a resolution the datagram service.
         let qp = ends.near_qp();
-        let asked = ends.connect(&qp);
-        let resolved = ends.near.connector.resolve(&ends.rig.near.context, at, b"");
+        let asked = ends.request(&qp);
+        let resolved = ends.near.connector.resolve(at, b"");
         let incoming = ends.end(ends.listener.next());
         let question = ends.end(services.next());
         drop(services);
@@ -83,7 +77,7 @@ fn datagram_services_and_connections_have_separate_ports() {
         incoming.reject(b"").unwrap();
         ends.error(asked);
         // The dropped service answers no longer, and the remaining listener does not answer for it.
-        let resolved = ends.near.connector.resolve(&ends.rig.near.context, at, b"");
+        let resolved = ends.near.connector.resolve(at, b"");
         assert!(matches!(ends.error(resolved), ConnectError::Refused { .. }));
         assert!(ends.far.connector.listen_datagrams(at, 0).is_ok());
     });
@@ -93,14 +87,12 @@ fn datagram_services_and_connections_have_separate_ports() {
 #[test]
 fn invalid_questions_and_answers_are_errors() {
     on_each(|ends| {
-        let near = &ends.near.connector;
-        let context = &ends.rig.near.context;
-        let at = address_of(&ends.rig.far);
+        let (near, at) = (&ends.near.connector, ends.far.at(0));
         if ends.flavour == Flavour::IwTcp {
             // iWARP has no datagrams.
             let none = |error| matches!(error, ConnectError::Verb(VerbError::UnsupportedVerb(_)));
             assert!(none(near.listen_datagrams(at, 0).unwrap_err()));
-            assert!(none(ends.error(near.resolve(context, at, b""))));
+            assert!(none(ends.error(near.resolve(at, b""))));
             return;
         }
         if ends.is_stream() {
@@ -109,23 +101,23 @@ fn invalid_questions_and_answers_are_errors() {
         let services = ends.far.connector.listen_datagrams(at, 1).unwrap();
         let to = services.address();
         let too_much = ConnectError::PrivateData { len: 181, max: 180 };
-        assert_eq!(ends.error(near.resolve(context, to, &[0; 181])), too_much);
+        assert_eq!(ends.error(near.resolve(to, &[0; 181])), too_much);
         // A connected queue pair cannot answer; an answer may be too long; and a backlog may be full.
-        let asked = near.resolve(context, to, &[1; 180]);
+        let asked = near.resolve(to, &[1; 180]);
         let question = ends.end(services.next());
         assert_eq!(&question.private_data()[..180], [1; 180]);
         assert!(question.answer(&ends.far_qp(), b"").is_err());
         assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
-        let asked = near.resolve(context, to, b"");
-        let far = datagram_qp(ends, &ends.rig.far, &ends.far);
+        let asked = near.resolve(to, b"");
+        let far = datagram_qp(ends, &ends.far);
         let answered = ends.end(services.next()).answer(&far, &[0; 137]);
         assert_eq!(
             answered,
             Err(ConnectError::PrivateData { len: 137, max: 136 })
         );
         assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
-        let waits = near.resolve(context, to, b"");
-        let refused = near.resolve(context, to, b"");
+        let waits = near.resolve(to, b"");
+        let refused = near.resolve(to, b"");
         assert!(matches!(ends.error(refused), ConnectError::Refused { .. }));
         assert!(!waits.is_done());
     });
@@ -135,16 +127,15 @@ fn invalid_questions_and_answers_are_errors() {
 #[test]
 fn resolutions_fail_if_either_device_is_removed() {
     on(&[Flavour::IbUdp], |ends| {
-        let (near, context) = (&ends.near.connector, &ends.rig.near.context);
-        let at = address_of(&ends.rig.far);
+        let (near, at) = (&ends.near.connector, ends.far.at(0));
         let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
-        let asked = near.resolve(context, services.address(), b"");
+        let asked = near.resolve(services.address(), b"");
         let question = ends.end(services.next());
         ends.rig.far.steer().remove();
         drop(question);
         ends.expire();
         assert_eq!(ends.error(asked), ConnectError::TimedOut);
-        let asked = near.resolve(context, services.address(), b"");
+        let asked = near.resolve(services.address(), b"");
         ends.rig.near.steer().remove();
         let error = ends.error(asked);
         assert_eq!(error, ConnectError::Verb(VerbError::DeviceRemoved));

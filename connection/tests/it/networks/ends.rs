@@ -1,16 +1,12 @@
 //! Two devices of one kind on one network, and a gate that holds the messages that the near one sends.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use conformance::{End, Flavour, Rig};
+use conformance::{Flavour, Rig};
 use polyverbs::qp::QpState;
-use polyverbs::{
-    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, Started, ids::LinkAddress,
-    wr::ReceiveRequest,
-};
+use polyverbs::{Completion, Qp, QpOptions, Started};
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
     Listener, PrivateDataLimits, Refusal,
@@ -18,6 +14,7 @@ use polyverbs_connection::{
 use verbs_api::provider::backend::Backend;
 
 use crate::managed::{Clock, Gate, Managed};
+use crate::rig::{End, state};
 
 /// A call about a peer that has vanished ends within this time.
 const BOUND: Duration = Duration::from_secs(25);
@@ -54,19 +51,11 @@ pub(crate) fn on(flavours: &[Flavour], test: impl Fn(&Ends) + Sync) {
     });
 }
 
-/// One end, with the objects that a test needs of it.
-pub(crate) struct Side {
-    pub(crate) connector: Connector,
-    pub(crate) cq: Cq,
-    memory: Memory,
-    mr: Mr,
-}
-
 pub(crate) struct Ends {
     pub(crate) flavour: Flavour,
     pub(crate) rig: Rig,
-    pub(crate) near: Side,
-    pub(crate) far: Side,
+    pub(crate) near: End,
+    pub(crate) far: End,
     pub(crate) listener: Listener,
     network: Network,
 }
@@ -91,16 +80,17 @@ impl Ends {
         } else {
             Network::InProcess(InProcess::new())
         };
-        let [near, far] = match &network {
-            Network::Sockets { managers, .. } => {
-                managers.each_ref().map(|manager| manager.connector.clone())
-            }
-            Network::InProcess(network) => {
-                [(); 2].map(|()| Connector::new(Arc::clone(network) as Arc<dyn Backend>))
-            }
-        };
-        let (near, far) = (Side::new(near, &rig.near), Side::new(far, &rig.far));
-        let listener = far.connector.listen(address_of(&rig.far), 0).unwrap();
+        let contexts = [&rig.near.context, &rig.far.context];
+        let [near, far] = [0, 1].map(|end| {
+            let connector = match &network {
+                Network::Sockets { managers, .. } => managers[end].connector.clone(),
+                Network::InProcess(network) => {
+                    Connector::new(contexts[end], Arc::clone(network) as Arc<dyn Backend>)
+                }
+            };
+            End::new(contexts[end], connector)
+        });
+        let listener = far.listen();
         Self {
             flavour,
             rig,
@@ -170,8 +160,7 @@ impl Ends {
         match &self.network {
             Network::InProcess(_) => self.rig.settle(),
             Network::Sockets { .. } => {
-                let (context, to) = (&self.rig.near.context, self.listener.address());
-                self.end(self.near.connector.ping(context, to));
+                self.end(self.near.connector.ping(self.listener.address()));
             }
         }
     }
@@ -180,11 +169,9 @@ impl Ends {
     ///
     /// # Panics
     /// A completion arrives.
-    pub(crate) fn nothing_on(&self, side: &Side) {
+    pub(crate) fn nothing_on(&self, end: &End) {
         self.settle();
-        let mut slots = [Completion::default()];
-        let found = side.cq.poll(&mut slots).unwrap();
-        assert!(found.is_empty(), "unexpected: {found:?}");
+        assert!(end.nothing_completed());
     }
 
     /// Waits until the manager of the near end has handled this many rejections and ends of streams.
@@ -207,43 +194,46 @@ impl Ends {
     }
 
     pub(crate) fn near_qp(&self) -> Qp {
-        qp(&self.rig, &self.rig.near, &self.near)
+        self.qp_of(&self.near)
     }
 
     pub(crate) fn far_qp(&self) -> Qp {
-        qp(&self.rig, &self.rig.far, &self.far)
+        self.qp_of(&self.far)
     }
 
-    pub(crate) fn connect(&self, qp: &Qp) -> Started<Accepted, ConnectError> {
-        self.connect_with(qp, ConnectionOptions::new())
+    fn qp_of(&self, end: &End) -> Qp {
+        self.rig.finish(end.pd.create_qp(QpOptions::rc(&end.cq)))
     }
 
-    pub(crate) fn connect_with(
+    pub(crate) fn request(&self, qp: &Qp) -> Started<Accepted, ConnectError> {
+        self.request_with(qp, ConnectionOptions::new())
+    }
+
+    pub(crate) fn request_with(
         &self,
         qp: &Qp,
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
-        let (context, to) = (&self.rig.near.context, self.listener.address());
-        self.near.connector.connect(context, qp, to, options)
+        let to = self.listener.address();
+        self.near.connector.request(qp, to, options)
     }
 
-    /// Starts a connect; returns it and the request at the listener.
+    /// Requests a connection; returns that and the request at the listener.
     pub(crate) fn ask(&self, qp: &Qp) -> (Started<Accepted, ConnectError>, Incoming) {
-        let asked = self.connect(qp);
+        let asked = self.request(qp);
         (asked, self.end(self.listener.next()))
     }
 
     pub(crate) fn accept(&self, incoming: Incoming, qp: &Qp) -> Started<Connection, ConnectError> {
-        incoming.accept(&self.rig.far.context, qp, ConnectionOptions::new())
+        incoming.accept(qp, ConnectionOptions::new())
     }
 
     /// Both ends of a connection.
     pub(crate) fn connected(&self, near: &Qp, far: &Qp) -> (Connection, Connection) {
-        let (asked, incoming) = self.ask(near);
-        let accepted = self.accept(incoming, far);
-        let pending = self.end(asked);
-        let at_near = self.end(pending.complete());
-        (at_near, self.end(accepted))
+        let (to, options) = (self.listener.address(), ConnectionOptions::new());
+        let connecting = self.near.connector.connect(near, to, options);
+        let accepting = self.accept(self.end(self.listener.next()), far);
+        (self.end(connecting), self.end(accepting))
     }
 
     pub(crate) fn end<T: Send + 'static>(&self, started: Started<T, ConnectError>) -> T {
@@ -265,62 +255,16 @@ impl Ends {
 
     /// Checks that a message passes from the near queue pair to the far one.
     pub(crate) fn talk(&self, near: &Qp, far: &Qp) {
-        self.far.post_receive(far, 7);
-        self.near.memory.write(0, b"hello").unwrap();
-        let data = self.near.mr.sge(0, 5).unwrap();
-        near.post_one(polyverbs::wr::Send::new(data).signaled(8))
-            .unwrap();
-        let done = self.rig.take(&self.far.cq, 1);
-        assert_eq!((done[0].wr_id, done[0].status.is_success()), (7, true));
-        assert!(self.rig.take(&self.near.cq, 1)[0].status.is_success());
-        assert_eq!(self.far.memory.to_vec(0, 5).unwrap(), b"hello");
+        let next = |end: &End| self.take(end, 1).remove(0);
+        self.near.say(near, (&self.far, far), b"hello", next);
     }
 
-    pub(crate) fn take(&self, side: &Side, count: usize) -> Vec<Completion> {
-        self.rig.take(&side.cq, count)
+    pub(crate) fn take(&self, end: &End, count: usize) -> Vec<Completion> {
+        self.rig.take(&end.cq, count)
     }
 
     pub(crate) fn wait_for_state(&self, qp: &Qp, expected: QpState) {
         self.rig.wait_until(|| state(qp) == expected);
         assert_eq!(state(qp), expected);
     }
-}
-
-impl Side {
-    fn new(connector: Connector, end: &End) -> Self {
-        let cq = end.cq(1024);
-        let memory = Memory::zeroed(4096).unwrap();
-        let mr = end
-            .pd
-            .register(&memory, Access::LOCAL_WRITE)
-            .wait()
-            .unwrap();
-        Self {
-            connector,
-            cq,
-            memory,
-            mr,
-        }
-    }
-
-    pub(crate) fn post_receive(&self, qp: &Qp, wr_id: u64) {
-        let room = self.mr.sge(0, 64).unwrap();
-        qp.post_receive(ReceiveRequest::new(wr_id, room)).unwrap();
-    }
-}
-
-fn qp(rig: &Rig, end: &End, side: &Side) -> Qp {
-    rig.finish(end.pd.create_qp(QpOptions::rc(&side.cq)))
-}
-
-/// The address of an end, with a port of its own.
-pub(crate) fn address_of(end: &End) -> SocketAddr {
-    match end.context.query_port(1).unwrap().address {
-        LinkAddress::Ip(ip) => SocketAddr::new(ip, 0),
-        _ => "10.0.0.1:0".parse().unwrap(),
-    }
-}
-
-pub(crate) fn state(qp: &Qp) -> QpState {
-    qp.query().unwrap().state
 }

@@ -26,7 +26,7 @@ fn a_flood_disturbs_neither_old_nor_new_connections() {
     on(&[Flavour::IbUdp], |ends: &Ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let both = ends.connected(&near, &far);
-        let Some(Carrier::Datagrams(port)) = ends.rig.near.context.carrier() else {
+        let Some(Carrier::Datagrams(port)) = ends.near.context.carrier() else {
             panic!("no queue pair 1");
         };
         let to: IpAddr = ends.listener.address().ip();
@@ -38,7 +38,7 @@ fn a_flood_disturbs_neither_old_nor_new_connections() {
         }
         ends.talk(&near, &far);
         let (second, other) = (ends.near_qp(), ends.far_qp());
-        let asked = ends.connect_with(&second, ConnectionOptions::new().private_data(b"really"));
+        let asked = ends.request_with(&second, ConnectionOptions::new().private_data(b"really"));
         let incoming = loop {
             let incoming = ends.end(ends.listener.next());
             if incoming.private_data().starts_with(b"really") {

@@ -3,7 +3,7 @@
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Access, ConnectOptions, ErrorKind, Features, QpOptions,
+    Access, ErrorKind, Features, PathOptions, QpOptions,
     capability::BaselineGaps,
     extension::{FeatureInfo, feature},
     ids::{Gid, Qpn},
@@ -70,7 +70,7 @@ impl MulticastEndpoint {
             true => end.options(QpType::Ud, cq).with(&block),
             false => end.options(QpType::Ud, cq),
         })?;
-        rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)))?;
+        rig.finish(side.activate(PathOptions::new().qkey(QKEY)))?;
         let landing = end.region(16 * ROOM as usize, Access::LOCAL_WRITE)?;
         for slot in 0..16 {
             side.receive(&landing, slot * ROOM as usize, ROOM)?;

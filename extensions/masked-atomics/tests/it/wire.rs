@@ -19,7 +19,7 @@ use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::time::Time;
 use polyverbs_sim::{DatagramLink, FaultSpec, Simulation, StreamLink};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Device, Memory, Qp, QpOptions, RemoteAddress,
+    Access, Completion, Context, Device, Memory, PathOptions, Qp, QpOptions, RemoteAddress,
     Requirements, Sge, WcStatus,
     capability::{AtomicScope, Mtu},
     extension::{Extensions, extension_id},
@@ -129,7 +129,7 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
         let (qp, cq, result, sink) = side(&self.near);
         let (peer, _far_cq, target, mr) = side(&self.far);
         target.store_u64(0, 0xff).unwrap();
-        let options = ConnectOptions::new().access(Access::REMOTE_ATOMIC);
+        let options = PathOptions::new().access(Access::REMOTE_ATOMIC);
         let first = qp.connect(&peer.endpoint().unwrap(), options);
         let second = peer.connect(&qp.endpoint().unwrap(), options);
         self.settle();

@@ -7,7 +7,7 @@ mod traffic;
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side, open};
 use verbs_api::qp::QpType;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Cq, Features, Pd, Qp, SrqOptions, WcStatus,
+    Access, Completion, Cq, Features, PathOptions, Pd, Qp, SrqOptions, WcStatus,
     extension::{FeatureInfo, feature},
     wr::{ReceiveRequest, WorkRequest},
 };
@@ -130,7 +130,7 @@ impl XrcConnection {
         self.connect_with(rig, open())
     }
 
-    fn connect_with(&self, rig: &Rig, options: ConnectOptions) -> Outcome {
+    fn connect_with(&self, rig: &Rig, options: PathOptions) -> Outcome {
         let (here, there) = (self.initiator.endpoint()?, self.target.endpoint()?);
         rig.finish(self.target.connect(&here, options))?;
         rig.finish(self.initiator.connect(&there, options))

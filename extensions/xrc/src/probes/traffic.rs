@@ -3,7 +3,7 @@
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, ConnectOptions, MrOptions, WcStatus,
+    Access, MrOptions, PathOptions, WcStatus,
     completion::WcOpcode,
     probe::{ensure, ensure_eq},
     wr::{self, ReceiveRequest},
@@ -138,7 +138,7 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
     // Without RNR retries, so that waiting does not matter here.
     let connection = XrcConnection::made(rig, domain)?;
-    connection.connect_with(rig, ConnectOptions::new().rnr_retry(0))?;
+    connection.connect_with(rig, PathOptions::new().rnr_retry(0))?;
     connection
         .initiator
         .post_one(wr::Send::new(b"refused").with(to(&empty)).signaled(1))?;

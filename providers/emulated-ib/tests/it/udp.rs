@@ -16,7 +16,7 @@ use test_kit::waiting::until;
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations, Pd, Qp,
+    Access, Completion, Context, Cq, Device, Memory, Mr, Operations, PathOptions, Pd, Qp,
     QpEndpoint, QpOptions, Requirements, WcStatus,
     capability::Mtu,
     completion::WcFlags,
@@ -103,11 +103,11 @@ impl End {
     }
 }
 
-fn open() -> ConnectOptions {
-    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+fn open() -> PathOptions {
+    PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
 }
 
-fn connect(near: &End, far: &End, options: ConnectOptions) {
+fn connect(near: &End, far: &End, options: PathOptions) {
     let (a, b) = (near.qp.endpoint().unwrap(), far.qp.endpoint().unwrap());
     near.qp.connect(&b, options).wait().unwrap();
     far.qp.connect(&a, options).wait().unwrap();
@@ -351,9 +351,7 @@ fn a_datagram_after_many_messages_has_its_traffic_class() {
     }
     let [from, to] = [&near, &far].map(|end| {
         let qp = end.pd.create_qp(QpOptions::ud(&end.cq)).wait().unwrap();
-        qp.activate(ConnectOptions::new().qkey(QKEY))
-            .wait()
-            .unwrap();
+        qp.activate(PathOptions::new().qkey(QKEY)).wait().unwrap();
         qp
     });
     let endpoint = to.endpoint().unwrap();
@@ -378,7 +376,7 @@ fn a_datagram_after_many_messages_has_its_traffic_class() {
 fn a_peer_that_is_gone_ends_in_a_completion() {
     let near = End::new("127.0.13.1:14791", |_| {});
     let far = End::new("127.0.13.2:14791", |_| {});
-    connect(&near, &far, ConnectOptions::new().timeout(8).retry_cnt(2));
+    connect(&near, &far, PathOptions::new().timeout(8).retry_cnt(2));
     drop(far);
     let data = near.mr.sge(0, 8).unwrap();
     let done = near.run(wr::Send::new(data).signaled(1));
@@ -407,7 +405,7 @@ fn a_program_that_stops_polling_still_acknowledges() {
     let near = End::new("127.0.19.1:14791", |_| {});
     let far = End::new("127.0.19.2:14791", |_| {});
     // No frame is retransmitted.
-    connect(&near, &far, ConnectOptions::new().timeout(0));
+    connect(&near, &far, PathOptions::new().timeout(0));
     let data = near.mr.sge(0, 8).unwrap();
     for _ in 0..20 {
         // The poller polls until the thread leaves all input to pollers.

@@ -15,7 +15,7 @@ use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpEndpoint, QpOptions,
+    Access, Completion, Context, Cq, Device, Memory, Mr, PathOptions, Qp, QpEndpoint, QpOptions,
     RemoteAddress, Requirements, VerbError, WcStatus,
     ids::Qpn,
     wr::{self, ReceiveRequest},
@@ -100,7 +100,7 @@ fn connect(near: &End, far: &End) {
 
 fn try_to_connect(near: &End, far: &End) -> Result<(), VerbError> {
     let (at_near, at_far) = (near.qp.endpoint().unwrap(), far.qp.endpoint().unwrap());
-    let options = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let options = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     near.qp.connect(&at_far, options).wait()?;
     far.qp.connect(&at_near, options).wait()
 }
@@ -282,10 +282,7 @@ impl End {
             qp_num,
             ..self.qp.endpoint().unwrap()
         };
-        self.qp
-            .connect(&peer, ConnectOptions::new())
-            .wait()
-            .unwrap();
+        self.qp.connect(&peer, PathOptions::new()).wait().unwrap();
     }
 }
 

@@ -11,9 +11,7 @@ use verbs_api::capability::BaselineGaps;
 use verbs_api::completion::WcStatus;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::wr::{self, ReceiveRequest, UdDestination};
-use verbs_api::{
-    Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, Started, VerbError,
-};
+use verbs_api::{Access, Context, Cq, Memory, PathOptions, Pd, Qp, QpOptions, Started, VerbError};
 
 use crate::common;
 
@@ -34,7 +32,6 @@ const BOTH: [&str; 2] = ["ib0@libibverbs", "iw0@libibverbs"];
 
 /// A device with two queue pairs and a listener.
 struct Rig {
-    context: Context,
     pd: Pd,
     cq: Cq,
     near: Qp,
@@ -72,7 +69,6 @@ impl Rig {
         let connector = Connector::of(&context)?;
         let listener = connector.listen(address_of(device), 8)?;
         Ok(Self {
-            context,
             pd,
             cq,
             near,
@@ -84,8 +80,7 @@ impl Rig {
 
     fn ask(&self, options: ConnectionOptions) -> Started<Accepted, ConnectError> {
         let to = self.listener.address();
-        self.connector
-            .connect(&self.context, &self.near, to, options)
+        self.connector.request(&self.near, to, options)
     }
 
     fn accept(
@@ -93,12 +88,12 @@ impl Rig {
         incoming: Incoming,
         options: ConnectionOptions,
     ) -> Started<Connection, ConnectError> {
-        incoming.accept(&self.context, &self.far, options)
+        incoming.accept(&self.far, options)
     }
 
     fn connect(&self) -> Result<(Connection, Connection), Box<dyn Error>> {
-        let granted = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
-        let options = || ConnectionOptions::new().qp(granted);
+        let granted = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+        let options = || ConnectionOptions::new().path(granted);
         let asked = self.ask(options());
         let agreed = self.accept(done(self.listener.next())?, options());
         let near = done(done(asked)?.complete())?;
@@ -149,8 +144,8 @@ fn said(private_data: &[u8], expected: &[u8]) {
 fn both_ends_get_each_others_private_data_and_data_flows() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
-        let granted = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
-        let options = |says: &[u8]| ConnectionOptions::new().qp(granted).private_data(says);
+        let granted = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+        let options = |says: &[u8]| ConnectionOptions::new().path(granted).private_data(says);
         let asked = rig.ask(options(b"who is there?").reads(3, 5));
         let incoming = done(rig.listener.next())?;
         said(incoming.private_data(), b"who is there?");
@@ -198,12 +193,11 @@ fn without_a_listener_the_refusal_has_no_private_data() -> Outcome {
         let Rig {
             listener,
             connector,
-            context,
             near,
             ..
         } = rig;
         drop(listener);
-        let asked = connector.connect(&context, &near, to, ConnectionOptions::new());
+        let asked = connector.connect(&near, to, ConnectionOptions::new());
         assert!(refusal(asked)?.is_empty(), "{device}");
     }
     Ok(())
@@ -248,15 +242,15 @@ fn a_disconnect_of_either_end_is_reported_to_the_other() -> Outcome {
         let room = rig.pd.register(&memory, Access::LOCAL_WRITE).wait()?;
         rig.far
             .post_receive(ReceiveRequest::new(7, room.sge_all()))?;
-        done(far.disconnect(&rig.context, &rig.far))?;
+        done(far.disconnect())?;
         assert_eq!(rig.next()?, (7, WcStatus::WrFlushErr), "{device}");
         done(ended)?;
-        done(near.disconnect(&rig.context, &rig.near))?;
+        done(near.disconnect())?;
         let rig = Rig::new(device)?;
         let (near, far) = rig.connect()?;
         drop(near);
         done(far.disconnected())?;
-        done(flush(&rig.context, &rig.far))?;
+        done(flush(&rig.far))?;
     }
     Ok(())
 }
@@ -299,13 +293,13 @@ fn a_datagram_service_is_resolved_and_receives() -> Outcome {
     let cq = context.create_cq(16).wait()?;
     let ud = |qkey| -> Result<Qp, VerbError> {
         let qp = pd.create_qp(QpOptions::ud(&cq)).wait()?;
-        qp.activate(ConnectOptions::new().qkey(qkey)).wait()?;
+        qp.activate(PathOptions::new().qkey(qkey)).wait()?;
         Ok(qp)
     };
     let (near, far, other) = (ud(QKEY)?, ud(QKEY)?, ud(0x1111_1111)?);
     let connector = Connector::of(&context)?;
     let listener = connector.listen_datagrams(address_of("ib0@libibverbs"), 8)?;
-    let ask = || connector.resolve(&context, listener.address(), b"who serves?");
+    let ask = || connector.resolve(listener.address(), b"who serves?");
 
     let asked = ask();
     let question = done(listener.next())?;
@@ -356,7 +350,7 @@ fn iwarp_has_no_datagram_services() -> Outcome {
 #[test]
 fn iwarp_queue_pairs_that_name_each_other_are_connected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
-    let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let access = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     let first = rig.near.connect(&rig.far.endpoint()?, access);
     let second = rig.far.connect(&rig.near.endpoint()?, access);
     done(first)?;
@@ -386,7 +380,7 @@ fn iwarp_queue_pairs_that_name_each_other_are_connected() -> Outcome {
 #[test]
 fn a_waiting_iwarp_queue_pair_is_cancelled_and_reconnected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
-    let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let access = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     let (at_near, at_far) = (rig.near.endpoint()?, rig.far.endpoint()?);
     for called_off in [QpState::Err, QpState::Reset] {
         let mut waiting = rig.near.connect(&at_far, access);

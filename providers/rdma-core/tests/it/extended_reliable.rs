@@ -9,7 +9,7 @@ use verbs_api::completion::WcStatus;
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, BufferPool, Completion, ConnectOptions, Context, Cq, DestroyError, ErrorKind, Pd, Qp,
+    Access, BufferPool, Completion, Context, Cq, DestroyError, ErrorKind, PathOptions, Pd, Qp,
     QpOptions, SrqOptions, VerbError, connect_pair, wr,
 };
 use xrc::{OpenXrcd, Xrc, XrcSrq, Xrcd, remote_srqn};
@@ -58,8 +58,8 @@ impl Program {
         let initiator = QpOptions::rc(&self.cq).with(&self.xrc);
         let initiator = self.pd.create_qp(initiator).wait()?;
         let (here, there) = (initiator.endpoint()?, target.endpoint()?);
-        target.connect(&here, ConnectOptions::new()).wait()?;
-        initiator.connect(&there, ConnectOptions::new()).wait()?;
+        target.connect(&here, PathOptions::new()).wait()?;
+        initiator.connect(&there, PathOptions::new()).wait()?;
         Ok(initiator)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Listener};
 use polyverbs::emulated::{EmulatedOptions, device_at};
-use polyverbs::{ConnectOptions, Memory, Qp, QpOptions, Requirements};
+use polyverbs::{Memory, PathOptions, Qp, QpOptions, Requirements};
 use polyverbs_rds::{Control, Cookie, Outgoing, RdmaFlags, RdmaRequest, RdsTransport, Wait};
 use polyverbs_wire::rds::{ConnectData, PORT};
 
@@ -26,7 +26,7 @@ fn stalls(at: IpAddr) -> JoinHandle<Stalled> {
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(16).wait().unwrap();
     let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    qp.init(ConnectOptions::new()).wait().unwrap();
+    qp.init(PathOptions::new()).wait().unwrap();
     let connector = Connector::of(&context).unwrap();
     let listener = connector.listen(SocketAddr::new(at, PORT), 1).unwrap();
     thread::spawn(move || {
@@ -40,7 +40,7 @@ fn stalls(at: IpAddr) -> JoinHandle<Stalled> {
         };
         let options = ConnectionOptions::new().private_data(&told.to_bytes());
         Stalled {
-            _connection: incoming.accept(&context, &qp, options).wait().unwrap(),
+            _connection: incoming.accept(&qp, options).wait().unwrap(),
             _listener: listener,
             _qp: qp,
         }

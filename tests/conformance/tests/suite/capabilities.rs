@@ -4,8 +4,8 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Rig, needs};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, Batch, ConnectOptions, Device, ErrorKind, Features, Memory, MrOptions, OpenError,
-    Operations, PageList, QpOptions, Requirements, Transport, VerbError, WcStatus,
+    Access, Batch, Device, ErrorKind, Features, Memory, MrOptions, OpenError, Operations, PageList,
+    PathOptions, QpOptions, Requirements, Transport, VerbError, WcStatus,
     capability::{AtomicScope, BaselineGaps, PortCaps},
     memory::PageListError,
     wr::{self, PostReason, ReceiveRequest},
@@ -203,7 +203,7 @@ fn adding_nothing_probes_for_atomics(rig: &Rig) {
     assert_eq!(rig.scratch.memory.load_u64(0), Ok(0x0123_4567_89ab_cdef));
 
     // A peer that does not grant atomics answers like a peer that has none.
-    let closed = ConnectOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
+    let closed = PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, closed);
     assert_eq!(rig.verdict(&pair, probe()), WcStatus::RemInvReqErr);
@@ -256,7 +256,7 @@ fn a_port_reports_its_protocols(rig: &Rig) {
     }
 }
 
-// covers 1.09
+// covers 1.09 7.88
 fn an_unknown_bit_is_refused(rig: &Rig) {
     let keys = rig.far.keys_in_use();
     let pd = rig.far.other_pd();
@@ -483,7 +483,7 @@ fn reads_and_atomics_share_a_budget(rig: &Rig) {
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let peer = near.endpoint().expect("an endpoint");
     if let Some(depth) = beyond(limits.max_qp_rd_atom) {
-        let options = ConnectOptions::new().max_dest_rd_atomic(depth);
+        let options = PathOptions::new().max_dest_rd_atomic(depth);
         let refused = rig
             .outcome(far.connect(&peer, options))
             .expect_err("beyond the limit");

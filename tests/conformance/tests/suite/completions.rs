@@ -195,7 +195,7 @@ fn an_overrun_is_for_good(rig: &Rig) {
     let new = made();
     let at_far = pair.far.endpoint().expect("an endpoint");
     for side in [&pair.near, &new].into_iter().chain(&idle) {
-        let up = rig.outcome(side.connect(&at_far, verbs_api::ConnectOptions::new()));
+        let up = rig.outcome(side.connect(&at_far, verbs_api::PathOptions::new()));
         assert!(matches!(up, Err(VerbError::CqOverrun)), "{up:?}");
         assert_eq!(side.state(), QpState::Reset);
     }

@@ -10,7 +10,7 @@ use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Pair, Rig, Side, waiting};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Cq, DestroyError, Device, ErrorKind, Memory, Pd, Qp,
+    Access, Completion, Cq, DestroyError, Device, ErrorKind, Memory, PathOptions, Pd, Qp,
     QpOptions, RKey, RemoteAddress, Requirements, Transport, VerbError, WcStatus,
     capability::{BaselineGaps, PortState},
     completion::{Notify, WcOpcode},
@@ -579,11 +579,11 @@ fn communication_is_established_once(rig: &Rig) {
         completions.lock().expect("an unpoisoned lock").push(None)
     });
     let (at_near, at_far) = (near.endpoint().expect("one"), far.endpoint().expect("one"));
-    let full = near.connect(&at_far, ConnectOptions::new());
+    let full = near.connect(&at_far, PathOptions::new());
     if rig.attributes().transport == Transport::Iwarp {
         // Queue pairs of this transport go from IDLE to RTS: they have no time in RTR in which a message
         // could arrive.
-        rig.finish(far.connect(&at_near, ConnectOptions::new()));
+        rig.finish(far.connect(&at_near, PathOptions::new()));
         rig.finish(full);
     } else {
         rig.finish(full);
@@ -635,7 +635,7 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
     assert!(poll(&pair.far.cq).is_empty());
     // The queue pair answers a request that it does not allow as an invalid one, and by default it allows
     // none.
-    let closed = ConnectOptions::new();
+    let closed = PathOptions::new();
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, closed);
     let verdict = rig.verdict(

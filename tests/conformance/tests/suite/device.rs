@@ -9,7 +9,7 @@ use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Flavour, Pair, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, Completion, ConnectOptions, Cq, ErrorKind, Features, QpOptions, RKey, RemoteAddress,
+    Access, Completion, Cq, ErrorKind, Features, PathOptions, QpOptions, RKey, RemoteAddress,
     Transport, VerbError, WcStatus,
     capability::{BaselineGaps, Mtu, PortState},
     completion::{Notify, WcOpcode},
@@ -198,7 +198,7 @@ fn whole_messages_end_as_segmented_ones_do() {
 
 // covers 6.18 6.20
 fn without_a_peer_a_reliable_sender_gives_up(rig: &Rig) {
-    let options = ConnectOptions::new().timeout(8).retry_cnt(2);
+    let options = PathOptions::new().timeout(8).retry_cnt(2);
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, options);
     rig.finish(
@@ -501,7 +501,7 @@ fn a_query_returns_the_values_in_force(rig: &Rig) {
     assert_eq!(fresh.cap, side.cap());
     // A queue pair that was created with this much inline data reports it, and accepts it.
     assert!(fresh.cap.max_inline_data >= 48 && fresh.cap.max_send_wr >= 5);
-    let options = ConnectOptions::new()
+    let options = PathOptions::new()
         .access(Access::REMOTE_READ)
         .timeout(9)
         .retry_cnt(3)
@@ -544,7 +544,7 @@ fn a_queue_drains_while_what_has_begun_is_not_over(rig: &Rig) {
     let pair = rig.connected_with(
         rig.near.side(QpType::Rc),
         rig.far.side(QpType::Rc),
-        ConnectOptions::new()
+        PathOptions::new()
             .access(Access::REMOTE_READ)
             .timeout(if rig.is_in_real_time() { 14 } else { 9 })
             .retry_cnt(3),

@@ -8,8 +8,8 @@ use crate::support::forged;
 use conformance::{ANY_DEVICE, Pair, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, Batch, ConnectOptions, DestroyError, ErrorKind, Features, MrOptions, RKey,
-    RemoteAddress, SrqOptions, WcStatus,
+    Access, Batch, DestroyError, ErrorKind, Features, MrOptions, PathOptions, RKey, RemoteAddress,
+    SrqOptions, WcStatus,
     capability::BaselineGaps,
     event::EventType,
     ids::LKey,
@@ -54,7 +54,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE);
 const NO_KEY: RKey = RKey::new(0xdead_beef);
 
-// covers 2.02
+// covers 2.02 7.88
 fn a_region_without_remote_rights_has_key_0(rig: &Rig) {
     let region = rig.far.region(4096, Access::LOCAL_WRITE);
     assert_eq!(region.mr.rkey(), RKey::new(0));
@@ -140,7 +140,7 @@ fn every_right_is_asked_for(rig: &Rig) {
 fn every_kind_of_flush_is_asked_for(rig: &Rig) {
     let both = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     let pair = || {
-        let options = ConnectOptions::new().access((OPEN - Access::LOCAL_WRITE) | both);
+        let options = PathOptions::new().access((OPEN - Access::LOCAL_WRITE) | both);
         rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
     };
     let flush = |remote, placement| wr::Flush::new(remote, 8, placement).signaled(1);
@@ -301,7 +301,7 @@ fn an_empty_request_names_no_memory(rig: &Rig) {
 // covers 2.08
 fn an_empty_request_needs_the_queue_pairs_permission(rig: &Rig) {
     let pair = |access| {
-        let options = ConnectOptions::new().access(access);
+        let options = PathOptions::new().access(access);
         rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
     };
     let remote = RemoteAddress::new(0, NO_KEY);

@@ -6,7 +6,7 @@ use crate::cases;
 use conformance::{Region, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    Access, ConnectOptions, DestroyError, Features, WcStatus,
+    Access, DestroyError, Features, PathOptions, WcStatus,
     capability::BaselineGaps,
     ids::{Gid, Qpn},
     wr::{self, ReceiveRequest, UdDestination},
@@ -44,7 +44,7 @@ fn group_of_ipv4(first: u8, last: u8) -> Gid {
 /// A datagram queue pair of the far end that is ready, is in the group, and has `receives` posted.
 fn member(rig: &Rig, qkey: u32, receives: usize) -> (Side, Region) {
     let side = rig.far.side(QpType::Ud);
-    rig.finish(side.activate(ConnectOptions::new().qkey(qkey)));
+    rig.finish(side.activate(PathOptions::new().qkey(qkey)));
     let landing = rig.far.region(4 * ROOM as usize, Access::LOCAL_WRITE);
     for slot in 0..receives {
         side.receive(&landing, slot * ROOM as usize, ROOM);
@@ -56,7 +56,7 @@ fn member(rig: &Rig, qkey: u32, receives: usize) -> (Side, Region) {
 /// A datagram queue pair of the near end that is ready, and the destination of a group that `of_far` has joined.
 fn sender(rig: &Rig, of_far: &Side, group: Gid) -> (Side, UdDestination) {
     let sender = rig.near.side(QpType::Ud);
-    rig.finish(sender.activate(ConnectOptions::new().qkey(QKEY)));
+    rig.finish(sender.activate(PathOptions::new().qkey(QKEY)));
     let at = of_far.endpoint().expect("an endpoint");
     let path = AddressVector::new(at.address, group, 1);
     let to = UdDestination {
@@ -138,7 +138,7 @@ fn each_member_is_checked_for_itself(rig: &Rig) {
         rig.far.side(QpType::Ud),
         rig.far.region(64, Access::LOCAL_WRITE),
     );
-    rig.finish(short.activate(ConnectOptions::new().qkey(QKEY)));
+    rig.finish(short.activate(PathOptions::new().qkey(QKEY)));
     short
         .post_receive(ReceiveRequest::new(5, small.sge(0, 44)))
         .expect("a receive");
@@ -176,7 +176,7 @@ fn a_group_of_ipv4_has_two_names(rig: &Rig) {
             rig.far.side(QpType::Ud),
             rig.far.region(ROOM as usize, Access::LOCAL_WRITE),
         );
-        rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)));
+        rig.finish(side.activate(PathOptions::new().qkey(QKEY)));
         side.receive(&landing, 0, ROOM);
         rig.finish(side.attach_multicast(joined));
         assert!(

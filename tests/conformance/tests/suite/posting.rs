@@ -328,7 +328,7 @@ fn flushed_behind(rig: &Rig, slots: u32) {
         }
         false => {
             let at_far = far.endpoint().expect("an endpoint");
-            rig.finish(near.connect(&at_far, verbs_api::ConnectOptions::new()));
+            rig.finish(near.connect(&at_far, verbs_api::PathOptions::new()));
             (near, far, 2)
         }
     };

@@ -6,7 +6,7 @@ use crate::cases;
 use conformance::{Needs, Pair, Region, Rig, Side, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, ConnectOptions, Features, Srq, SrqOptions, VerbError, WcStatus,
+    Access, Features, PathOptions, Srq, SrqOptions, VerbError, WcStatus,
     capability::BaselineGaps,
     event::EventType,
     wr::{self, PostReason, ReceiveRequest, UdDestination},
@@ -335,7 +335,7 @@ fn uc_and_ud_raise_the_last_wqe_event_too(rig: &Rig) {
         let (near, far) = (rig.near.side(qp_type), desk.side(rig, qp_type));
         let (pair, to): (Pair, Option<UdDestination>) = if qp_type == QpType::Ud {
             for side in [&near, &far] {
-                rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)));
+                rig.finish(side.activate(PathOptions::new().qkey(QKEY)));
             }
             let to = datagrams_to(rig, &far);
             (Pair { near, far }, Some(to))

@@ -4,7 +4,7 @@ use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Region, Rig};
 use verbs_api::qp::{QpAttributes, QpEndpoint, QpState, QpType};
 use verbs_api::{
-    Access, ConnectOptions, Transport, WcStatus,
+    Access, PathOptions, Transport, WcStatus,
     capability::BaselineGaps,
     event::EventType,
     ids::Psn,
@@ -45,9 +45,9 @@ impl<'r> Stage<'r> {
         let at_far = far.endpoint().expect("an endpoint");
         let is_ud = qp_type == QpType::Ud;
         if is_ud {
-            rig.finish(near.activate(ConnectOptions::new().qkey(QKEY)));
+            rig.finish(near.activate(PathOptions::new().qkey(QKEY)));
         } else {
-            rig.finish(near.connect(&at_far, ConnectOptions::new()));
+            rig.finish(near.connect(&at_far, PathOptions::new()));
         }
         let to_near = || UdDestination {
             ah: rig.finish(

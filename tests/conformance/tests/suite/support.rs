@@ -3,7 +3,7 @@
 use conformance::{Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
-    Completion, ConnectOptions, Cq, Sge, WcStatus, capability::BaselineGaps, ids::LKey,
+    Completion, Cq, PathOptions, Sge, WcStatus, capability::BaselineGaps, ids::LKey,
     wr::UdDestination,
 };
 
@@ -53,7 +53,7 @@ pub(crate) fn half_connected(rig: &Rig) -> Option<Pair> {
     }
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let at_far = far.endpoint().expect("an endpoint");
-    rig.finish(near.connect(&at_far, ConnectOptions::new()));
+    rig.finish(near.connect(&at_far, PathOptions::new()));
     Some(Pair { near, far })
 }
 
@@ -75,7 +75,7 @@ pub(crate) const QKEY: u32 = 0x1111;
 pub(crate) fn datagrams(rig: &Rig) -> (Pair, UdDestination) {
     let (near, far) = (rig.near.side(QpType::Ud), rig.far.side(QpType::Ud));
     for side in [&near, &far] {
-        rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)));
+        rig.finish(side.activate(PathOptions::new().qkey(QKEY)));
     }
     let to = datagrams_to(rig, &far);
     (Pair { near, far }, to)

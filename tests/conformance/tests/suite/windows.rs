@@ -494,7 +494,7 @@ fn datagrams_do_not_bind(rig: &Rig) {
     let host = host(rig);
     let mw = rig.far.window(MwType::Type1);
     let side = rig.far.side(QpType::Ud);
-    rig.finish(side.activate(verbs_api::ConnectOptions::new()));
+    rig.finish(side.activate(verbs_api::PathOptions::new()));
     let before = mw.rkey();
     let refused = side.bind_mw(bind_of(&mw, &host, 0, 64));
     let missing = Operations::BIND_MW;

@@ -249,9 +249,7 @@ fn a_peer_that_does_not_complete_its_connection_is_not_accepted() {
     let device = device::at(at(0).ip()).unwrap().remove(0);
     let asker = Stream::new(Family::V4);
     let (qp, options) = asker.make_qp(&device).unwrap();
-    let asked = device
-        .connector
-        .connect(&device.context, &qp, listener.local(), options);
+    let asked = device.connector.request(&qp, listener.local(), options);
     let answered = asked.wait().unwrap();
     assert!(!listener.ready(false).read);
     let active = Stream::new(Family::V4);

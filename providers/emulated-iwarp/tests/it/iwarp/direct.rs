@@ -496,7 +496,7 @@ fn operations_without_the_right_are_unexpected_messages() {
         } else {
             Lab::unconnected(None, Default::default())
         };
-        let lab = lab.connected(verbs_api::ConnectOptions::new().access(Access::REMOTE_WRITE));
+        let lab = lab.connected(verbs_api::PathOptions::new().access(Access::REMOTE_WRITE));
         lab.a
             .post(wr::Read::new(lab.a.sge(0, 8), lab.b.remote(0)).signaled(1));
         lab.settle();

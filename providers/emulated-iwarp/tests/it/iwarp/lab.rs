@@ -15,7 +15,7 @@ use polyverbs_wire::iwarp::{Terminate, terminate};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Operations, Pd, Qp, QpOptions,
+    Access, Completion, Context, Cq, Memory, Mr, Operations, PathOptions, Pd, Qp, QpOptions,
     RemoteAddress, Requirements, Sge, WcStatus,
     completion::{WcFlags, WcOpcode},
     event::EventType,
@@ -203,7 +203,7 @@ impl Side {
     }
 
     /// Connects to a peer.
-    pub(crate) fn connect(&self, peer: &Self, options: ConnectOptions) {
+    pub(crate) fn connect(&self, peer: &Self, options: PathOptions) {
         self.qp
             .connect(&peer.qp.endpoint().unwrap(), options)
             .wait()
@@ -294,8 +294,8 @@ pub(crate) struct Lab {
 }
 
 /// Options of a queue pair whose peer may write, read and operate atomically.
-pub(crate) fn open() -> ConnectOptions {
-    ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+pub(crate) fn open() -> PathOptions {
+    PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
 }
 
 impl Lab {
@@ -338,7 +338,7 @@ impl Lab {
         }
     }
 
-    pub(crate) fn connected(self, options: ConnectOptions) -> Self {
+    pub(crate) fn connected(self, options: PathOptions) -> Self {
         self.a.connect(&self.b, options);
         self.b.connect(&self.a, options);
         self

@@ -1,0 +1,87 @@
+//! What a program asks of a connection.
+
+use verbs_api::{PathOptions, ids::Psn};
+
+/// How many RDMA Reads and atomics one side has at one time, from its own point of view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadLimits {
+    /// Incoming ones that it serves (responder resources, IRD).
+    pub inbound: u8,
+    /// Outgoing ones that are outstanding (initiator depth, ORD).
+    pub outbound: u8,
+}
+
+/// Options of one side of a connection.
+///
+/// ```
+/// use polyverbs::{Access, PathOptions, connection::ConnectionOptions};
+/// let options = ConnectionOptions::new()
+///     .path(PathOptions::new().access(Access::REMOTE_WRITE).rnr_retry(3))
+///     .reads(4, 4)
+///     .private_data(b"chat");
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ConnectionOptions {
+    pub(super) path: PathOptions,
+    pub(super) reads: ReadLimits,
+    pub(super) private_data: Vec<u8>,
+    pub(super) source_port: u16,
+    /// Set where the program modifies the queue pair itself.
+    pub(super) takes_psn: Option<Psn>,
+}
+
+impl Default for ConnectionOptions {
+    fn default() -> Self {
+        let reads = ReadLimits {
+            inbound: 16,
+            outbound: 16,
+        };
+        Self {
+            path: PathOptions::new(),
+            reads,
+            private_data: Vec::new(),
+            source_port: 0,
+            takes_psn: None,
+        }
+    }
+}
+
+impl ConnectionOptions {
+    /// 16 reads each way, no private data, no access for the peer.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How the queue pair is brought up, such as with the [access](PathOptions::access) that the peer has.
+    pub fn path(mut self, path: PathOptions) -> Self {
+        self.path = path;
+        self
+    }
+
+    /// Most reads each way; reduced to what the device has and the peer offers.
+    pub fn reads(mut self, inbound: u8, outbound: u8) -> Self {
+        self.reads = ReadLimits { inbound, outbound };
+        self
+    }
+
+    /// Private data for the peer, of at most [`Connector::max_private_data`].
+    pub fn private_data(mut self, private_data: &[u8]) -> Self {
+        self.private_data = private_data.to_vec();
+        self
+    }
+
+    /// Source port of the active side, which its peer sees; by default one is assigned.
+    pub const fn source_port(mut self, port: u16) -> Self {
+        self.source_port = port;
+        self
+    }
+
+    /// The program modifies the queue pair itself, by [`Accepted::steps`] or [`Incoming::steps`], before it completes or accepts.
+    /// `psn` is the PSN at which the peer is to begin (within one process, at which this side begins), as in the steps. Not on
+    /// iWARP.
+    pub const fn brought_up_by_program(mut self, psn: Psn) -> Self {
+        self.takes_psn = Some(psn);
+        self
+    }
+}

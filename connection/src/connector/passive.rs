@@ -1,0 +1,300 @@
+//! The passive side: listeners, and the requests that they receive.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, Weak};
+
+use polyverbs_engine::log_event;
+use verbs_api::provider::backend::{
+    ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Token,
+};
+use verbs_api::qp::{Half, QpAttributes, QpType};
+use verbs_api::{ArgumentReason, Context, Qp, Started, Transport, VerbError, ids::Qpn};
+
+use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
+
+use super::Connector;
+use super::accept::{Accept, AcceptProgress};
+use super::connection::Connection;
+use super::offer::{
+    agreed, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu, with_reads,
+};
+use super::options::{ConnectionOptions, ReadLimits};
+use super::request::begin;
+use super::side::{Side, reject};
+use super::target::Target;
+
+/// Listens for connection requests. Dropping it stops that, and refuses the requests that wait.
+///
+/// ```
+/// use polyverbs::connection::{ConnectionOptions, Connector};
+/// # use polyverbs::{QpOptions, Requirements, emulated};
+/// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+/// # let connector = Connector::of(&device)?;
+/// let listener = connector.listen("192.0.2.1:7471".parse()?, 8)?;
+/// # let (sender, ends) = std::sync::mpsc::channel();
+/// # let options = ConnectionOptions::new().private_data(b"chat");
+/// # let connecting = connector.connect(&near, listener.address(), options);
+/// # connecting.on_done(move |end| sender.send(end).unwrap());
+/// let incoming = listener.next().wait()?;
+/// if incoming.private_data().starts_with(b"chat") {
+///     let connection = incoming.accept(&far, ConnectionOptions::new()).wait()?;
+/// #     ends.recv()??;
+/// } else {
+///     incoming.reject(b"nothing else here")?;
+/// #     unreachable!("the peer asks for that");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Listener {
+    pub(super) queue: Arc<IncomingQueue>,
+    pub(super) at: SocketAddr,
+    pub(super) _removal: RemovalWatch,
+}
+
+pub(super) struct IncomingQueue {
+    pub(super) connector: Connector,
+    pub(super) waiting: Arc<Backlog<Incoming>>,
+}
+
+impl Listener {
+    /// The address at which it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// The next request. If the result is dropped unclaimed the request stays in the queue. Fails with
+    /// [`VerbError::DeviceRemoved`] when the connector's device was removed.
+    pub fn next(&self) -> Started<Incoming, ConnectError> {
+        self.queue.waiting.next()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.queue.connector.backend.unlisten(self.at);
+        self.queue.waiting.close();
+    }
+}
+
+impl ListenSink<Offer> for IncomingQueue {
+    fn asked(&self, token: Token, mut offer: Offer) {
+        log_event!(
+            DEBUG,
+            "is asked for a connection",
+            end = token.0,
+            from = format_args!("{:?}", offer.from),
+            peer_qp = offer.endpoint.qp_num,
+        );
+        let length = PrivateDataLimits::INFINIBAND.connect;
+        self.connector.padding.pad(&mut offer.private_data, length);
+        let side = Side::new(&self.connector);
+        side.set_token(token);
+        self.waiting.push(Incoming {
+            side: Some(side),
+            context: self.connector.context.clone(),
+            peer: offer,
+            others: Arc::downgrade(&self.waiting),
+        });
+    }
+
+    fn withdrawn(&self, token: Token) {
+        self.waiting.withdraw(token);
+    }
+}
+
+impl QueuedRequest for Incoming {
+    fn token(&self) -> Option<Token> {
+        self.side.as_ref().and_then(|side| side.token().ok())
+    }
+
+    fn refuse(mut self, why: Refusal) {
+        if let Some(side) = self.side.take() {
+            let _ = reject(&side, why, b"");
+        }
+    }
+}
+
+/// An incoming connection request. Dropping it refuses it.
+pub struct Incoming {
+    side: Option<Arc<Side>>,
+    /// The device of its listener.
+    context: Context,
+    peer: Offer,
+    /// The backlog of its listener.
+    others: Weak<Backlog<Self>>,
+}
+
+impl Incoming {
+    /// The peer's private data, padded with zeros to at least 56 bytes.
+    pub fn private_data(&self) -> &[u8] {
+        &self.peer.private_data
+    }
+
+    /// Copies the peer's private data, and returns their length.
+    ///
+    /// # Errors
+    /// [`ConnectError::PrivateData`] where the buffer is too short; it is filled all the same.
+    pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
+        copied(&self.peer.private_data, into)
+    }
+
+    /// The peer's address, where the network reports it.
+    pub const fn from(&self) -> Option<SocketAddr> {
+        self.peer.from
+    }
+
+    /// Whether the device admits the user of the requesting process at its address. Meaningful only if [`from`](Self::from) is the
+    /// device's own address: over TCP any user of the machine can connect from that address.
+    pub fn is_admitted(&self) -> bool {
+        let side = self.side.as_ref();
+        side.is_some_and(|side| side.token().is_ok_and(|token| side.backend.admits(token)))
+    }
+
+    /// The peer's queue pair.
+    pub const fn remote_qpn(&self) -> Qpn {
+        self.peer.endpoint.qp_num
+    }
+
+    /// The attributes with which a program that does so itself modifies a queue pair to INIT, RTR and RTS, for the options with
+    /// which it is going to accept.
+    ///
+    /// # Errors
+    /// The device was removed.
+    pub fn steps(&self, options: &ConnectionOptions) -> Result<[QpAttributes; 3], ConnectError> {
+        let own = clamped(options.reads, &self.context, QpType::Rc, Half::Both);
+        let reads = agreed(own, &self.peer);
+        let with_reads = with_path_mtu(with_reads(options.path, reads), &self.peer);
+        let own_psn = options.takes_psn.unwrap_or_default();
+        let (endpoint, options) = numbered(with_reads, own_psn, &self.peer);
+        let side = self.side.as_ref().ok_or(ConnectError::NotConnected)?;
+        side.steps(options.reliable_steps(&self.context, &endpoint)?)
+    }
+
+    /// The peer's read limits, from this side's point of view: this side may start the reads that the peer serves.
+    pub const fn offered_reads(&self) -> ReadLimits {
+        ReadLimits {
+            inbound: self.peer.outbound_reads,
+            outbound: self.peer.inbound_reads,
+        }
+    }
+
+    /// The peer's retry count; `None` where the transport does not carry it.
+    pub const fn offered_retry_cnt(&self) -> Option<u8> {
+        self.peer.retry_cnt
+    }
+
+    /// The RNR retry count that the peer asks for; `None` where the transport does not carry it.
+    pub const fn offered_rnr_retry(&self) -> Option<u8> {
+        self.peer.rnr_retry
+    }
+
+    /// Refuses the request.
+    ///
+    /// # Errors
+    /// Too much private data: the request is refused without them.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
+        let Some(side) = self.side.take() else {
+            return Err(ConnectError::NotConnected);
+        };
+        if let Err(error) = fits(private_data, side.backend.private_data().reject) {
+            let _ = reject(&side, Refusal::Program, b"");
+            return Err(error);
+        }
+        reject(&side, Refusal::Program, private_data)
+    }
+
+    /// Brings the queue pair to RTS and accepts. Completes when the peer has completed.
+    ///
+    /// If this fails, reset the queue pair before it is used again.
+    pub fn accept(
+        mut self,
+        qp: &Qp,
+        options: ConnectionOptions,
+    ) -> Started<Connection, ConnectError> {
+        let Some(side) = self.side.take() else {
+            return Started::ready(Err(ConnectError::NotConnected));
+        };
+        let room = side.backend.private_data().accept;
+        let own = offer(&self.context, qp, &options, room).and_then(|own| {
+            meets(&own, &self.peer)?;
+            Ok(own)
+        });
+        let own = match own {
+            Ok(own) => own,
+            Err(error) => {
+                let _ = reject(&side, Refusal::Program, b"");
+                return Started::ready(Err(error));
+            }
+        };
+        if let (Some(own), Some(peer)) = (own.path_mtu, self.peer.path_mtu)
+            && own < peer
+        {
+            let _ = reject(&side, Refusal::Program, b"");
+            let reason = ArgumentReason::OutOfRange {
+                given: own.octets().into(),
+                least: peer.octets().into(),
+                most: u64::MAX,
+            };
+            let error = VerbError::argument("path_mtu", reason);
+            return Started::ready(Err(error.into()));
+        }
+        let reads = agreed(limits_of(&own), &self.peer);
+        let own = Offer {
+            inbound_reads: reads.inbound,
+            outbound_reads: reads.outbound,
+            ..own
+        };
+        let (started, request) = begin(&self.context);
+        let target = Target::new(qp);
+        let accept = Accept {
+            side,
+            target,
+            private_data: std::mem::take(&mut self.peer.private_data).into(),
+            request,
+            progress: Arc::new(Mutex::new(AcceptProgress::default())),
+            brings_up: options.takes_psn.is_none(),
+        };
+        // A stream needs both sides: the queue pair comes up while the peer's does.
+        let is_stream = self.context.attributes().transport == Transport::Iwarp;
+        let options = with_path_mtu(with_reads(options.path, reads), &self.peer);
+        let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
+        accept.begin(&endpoint, options, own, is_stream);
+        started
+    }
+}
+
+impl Incoming {
+    /// Accepts, and calls `then` when the peer has completed. A peer that has completed may request another connection at once:
+    /// the listener holds that request back until `then` is in place, so that the program sees both in order.
+    ///
+    /// # Errors
+    /// The accept has failed already; `then` is not called.
+    pub fn accept_then(
+        self,
+        qp: &Qp,
+        options: ConnectionOptions,
+        then: impl FnOnce(Result<Connection, ConnectError>) + Send + 'static,
+    ) -> Result<(), ConnectError> {
+        let _held = self.others.upgrade().map(|others| others.hold());
+        let accepted = self.accept(qp, options);
+        if accepted.is_done() {
+            then(Ok(accepted.wait()?));
+        } else {
+            accepted.on_done(then);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(side) = self.side.take() {
+            let _ = reject(&side, Refusal::Program, b"");
+        }
+    }
+}
+
+opaque!(Incoming, Listener);

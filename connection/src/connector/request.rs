@@ -1,0 +1,76 @@
+//! Calls under way.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use verbs_api::provider::backend::{CmEvent, ConnectError};
+use verbs_api::{
+    Context, Started, VerbError,
+    provider::{Completer, Outcome},
+};
+
+/// A call under way. Its first outcome counts; the removal of the device is one.
+pub(crate) struct Request<T> {
+    completer: Completer<T, ConnectError>,
+    pending: Mutex<Option<Pending>>,
+}
+
+/// What a call keeps as long as it is under way.
+struct Pending {
+    guard: Outcome<()>,
+    context: Context,
+}
+
+pub(super) fn begin<T: Send + 'static>(
+    context: &Context,
+) -> (Started<T, ConnectError>, Arc<Request<T>>) {
+    let (started, completer) = Started::pending();
+    let (guarded, guard) = context.begin::<()>();
+    let removed = completer.clone();
+    guarded.on_done(move |outcome| {
+        if let Err(error) = outcome {
+            removed.complete(Err(error.into()));
+        }
+    });
+    let pending = Pending {
+        guard,
+        context: context.clone(),
+    };
+    let request = Request {
+        completer,
+        pending: Mutex::new(Some(pending)),
+    };
+    (started, Arc::new(request))
+}
+
+impl<T: Send + 'static> Request<T> {
+    pub(crate) fn end(&self, outcome: Result<T, ConnectError>) {
+        let pending = self
+            .pending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let outcome = match &pending {
+            // The failures that the removal of a device causes may be reported before the removal.
+            Some(pending) if outcome.is_err() && is_removed(&pending.context) => {
+                Err(VerbError::DeviceRemoved.into())
+            }
+            _ => outcome,
+        };
+        self.completer.complete(outcome);
+        if let Some(pending) = pending {
+            pending.guard.complete(Ok(()));
+        }
+    }
+
+    /// The event; without one the call was replaced by another, and ends as canceled.
+    pub(super) fn or_cancel(&self, event: Option<CmEvent>) -> Option<CmEvent> {
+        if event.is_none() {
+            self.end(Err(VerbError::Canceled.into()));
+        }
+        event
+    }
+}
+
+fn is_removed(context: &Context) -> bool {
+    context.query_port(1) == Err(VerbError::DeviceRemoved)
+}
