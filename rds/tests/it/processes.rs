@@ -65,7 +65,7 @@ fn received(socket: &RdsSocket, wait: Wait) -> String {
 }
 
 fn send(from: &RdsSocket, to: SocketAddr, data: &[u8]) {
-    let sent = send_for(&from, data, to, Wait::Until(test_kit::waiting::deadline()));
+    let sent = send_for(from, data, to, Wait::Until(test_kit::waiting::deadline()));
     assert_eq!(sent.unwrap(), data.len());
 }
 

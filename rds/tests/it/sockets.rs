@@ -50,7 +50,7 @@ fn over_both(test: impl Fn(RdsTransport)) {
 fn receive(socket: &RdsSocket, most: usize) -> Vec<u8> {
     let mut room = vec![0; most];
     let received = receive_for(
-        &socket,
+        socket,
         &mut room,
         Wait::Until(test_kit::waiting::deadline()),
     );

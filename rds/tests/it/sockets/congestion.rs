@@ -18,7 +18,7 @@ fn congest_with(message: &[u8], near: &RdsSocket, to: SocketAddr) -> usize {
     let mut sent = 0;
     test_kit::waiting::until_some(|| {
         loop {
-            match send_for(&near, message, to, Wait::No) {
+            match send_for(near, message, to, Wait::No) {
                 Ok(_) => sent += 1,
                 Err(RdsError::WouldBlock) => return None,
                 Err(error) => {
