@@ -18,8 +18,8 @@ These pages are generated from `tests/project/rows.toml` and from the `// covers
 ";
 
 const SECTION_HEAD: &str = "\
-A test under `tests/conformance/` and a probe are run once for each device. This page is generated; [the index](../features.md)
-says how.
+The features of this section, and the tests that prove each of them. A test under `tests/conformance/` and a probe are run once
+for each device. This page is generated; [the index](../features.md) says how.
 ";
 
 /// The place of the index of the pages, below the folder of documents.
@@ -135,11 +135,13 @@ impl Index {
     fn section_page(&self, groups: &[Group]) -> String {
         let mut page = format!("# {}\n\n{SECTION_HEAD}", groups[0].section());
         for group in groups {
+            let mut level = "##";
             if let Some(heading) = group.heading() {
                 page += &format!("\n## {}\n", capitalized(heading));
+                level = "###";
             }
             for row in &group.rows {
-                page += &format!("\n### {} {}\n\n{}\n\n", row.id, row.feature, row.says);
+                page += &format!("\n{level} {} {}\n\n{}\n\n", row.id, row.feature, row.says);
                 page += &self.evidence(row);
             }
         }
