@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::parse::{ParseStream, Parser};
+use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
@@ -270,13 +270,15 @@ fn declared_module(item: &Item) -> Option<String> {
     }
 }
 
+/// The attributes with which an item begins.
 fn attributes(item: &TokenStream) -> Vec<Attribute> {
-    let outer = |input: ParseStream| {
-        let attributes = Attribute::parse_outer(input)?;
-        input.parse::<TokenStream>()?;
-        Ok(attributes)
+    let is_of_attribute = |token: &TokenTree| match token {
+        TokenTree::Punct(mark) => mark.as_char() == '#',
+        TokenTree::Group(group) => group.delimiter() == Delimiter::Bracket,
+        _ => false,
     };
-    outer.parse2(item.clone()).unwrap()
+    let tokens = item.clone().into_iter().take_while(is_of_attribute);
+    Attribute::parse_outer.parse2(tokens.collect()).unwrap()
 }
 
 fn is_for_tests(attribute: &Attribute) -> bool {
