@@ -1,4 +1,4 @@
-//! Frames, on a network that has a link. What a status answers can be framed: sends and writes.
+//! Frames, on a network that has a link. They carry the requests that need only a status as answer: sends and writes.
 
 use polyverbs_engine::device::{Cx, Device};
 use polyverbs_engine::link::{Frame, SharedLink};
@@ -51,14 +51,16 @@ pub(crate) fn transmit<D: Form>(
         }
         let request = wqe.kept.request();
         let mut spans = Spans::new();
-        let payload = match qp.gather_request(&request, cx, &mut spans) {
-            Ok(payload) if matches!(request.op, Op::Send(_) | Op::Write(..)) => payload,
-            Ok(_) => {
-                wqe.phase = Phase::Done(WcStatus::LocQpOpErr);
-                break;
-            }
-            Err(fault) => {
-                wqe.phase = Phase::Done(fault.local_status());
+        let payload = match request.op {
+            Op::Send(_) | Op::Write(..) => qp
+                .gather_request(&request, cx, &mut spans)
+                .map_err(|fault| fault.local_status()),
+            _ => Err(WcStatus::LocQpOpErr),
+        };
+        let payload = match payload {
+            Ok(payload) => payload,
+            Err(status) => {
+                wqe.phase = Phase::Done(status);
                 break;
             }
         };
