@@ -1,7 +1,5 @@
 //! Connections of XRC, whose ends are two processes: this test runs itself again as the process with the target.
-use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{Half, QpState};
@@ -10,14 +8,13 @@ use polyverbs::{
     wr::{self, ReceiveRequest},
 };
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
+use test_kit::process::ChildProcess;
 use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
 
 use crate::rig::{End, udp_device};
 
 /// Environment variable of the process with the target: the address of its device.
 const ADDRESS: &str = "XRC_TARGET_AT";
-/// The beginning of the lines of that process; its test harness prints other lines.
-const MARK: &str = "target ";
 
 /// An end with the features that extended reliable connections need.
 fn end_of(device: &Device) -> End {
@@ -85,13 +82,14 @@ impl Mailbox {
     }
 }
 
-/// Runs the process with the target; does nothing in other processes.
+/// Runs as the process with the target.
 #[test]
-fn as_the_process_with_the_target() {
+#[ignore = "a process of the other tests"]
+fn process_with_the_target() {
     let Ok(address) = std::env::var(ADDRESS) else {
         return;
     };
-    let say = |what: &str| println!("\n{MARK}{what}");
+    let say = |what: &str| println!("> {what}");
     let end = end_at(&address);
     let domain = domain(&end);
     let boxes = [Mailbox::new(&end, &domain), Mailbox::new(&end, &domain)];
@@ -135,6 +133,7 @@ fn as_the_process_with_the_target() {
                 connection.as_ref().unwrap().disconnected().wait().unwrap();
                 say("ended");
             }
+            "end" => return,
             other => panic!("{other:?} is no command"),
         }
     }
@@ -142,66 +141,29 @@ fn as_the_process_with_the_target() {
 
 /// The process with the target.
 struct Target {
-    process: Child,
-    input: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
+    process: ChildProcess,
     at: SocketAddr,
     queues: [u32; 2],
 }
 
 impl Target {
     fn at(address: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([
-            "--exact",
-            "xrc::as_the_process_with_the_target",
-            "--nocapture",
-        ]);
-        command.env(ADDRESS, address);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let input = process.stdin.take();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut target = Self {
+        let mut process = ChildProcess::start("xrc::process_with_the_target", ADDRESS, address);
+        let first = process.answer();
+        let first: Vec<_> = first.split(' ').collect();
+        let [at, one, two] = first[..] else {
+            panic!("{first:?}");
+        };
+        Self {
+            at: at.parse().unwrap(),
+            queues: [one, two].map(|number| number.parse().unwrap()),
             process,
-            input,
-            lines,
-            at: SocketAddr::new(address.parse().unwrap(), 0),
-            queues: [0; 2],
-        };
-        let told = target.next();
-        let told: Vec<_> = told.split(' ').collect();
-        let [at, first, second] = told[..] else {
-            panic!("{told:?}");
-        };
-        target.at = at.parse().unwrap();
-        target.queues = [first.parse().unwrap(), second.parse().unwrap()];
-        target
-    }
-
-    fn next(&mut self) -> String {
-        let lines = self.lines.by_ref().map(Result::unwrap);
-        let mut marked = lines.filter_map(|line| Some(line.strip_prefix(MARK)?.to_owned()));
-        marked
-            .next()
-            .expect("a line of the process with the target")
-    }
-
-    fn ask(&mut self, what: &str) -> String {
-        writeln!(self.input.as_mut().unwrap(), "{what}").unwrap();
-        self.next()
+        }
     }
 
     fn ends(mut self) {
-        drop(self.input.take());
-        assert!(self.process.wait().unwrap().success());
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.process.wait();
+        self.process.say("end");
+        self.process.ends_well();
     }
 }
 
@@ -229,28 +191,28 @@ fn a_remote_target_outlives_its_connection() {
     };
     assert_eq!(accepted.reads(), agreed);
     let connection = accepted.complete().wait().unwrap();
-    assert_eq!(target.next(), "connected");
+    assert_eq!(target.process.answer(), "connected");
 
     let queues = target.queues;
     send(&near, &initiator, queues[1], "to the second");
     send(&near, &initiator, queues[0], "to the first");
-    assert_eq!(target.ask("receive 1"), "to the second");
-    assert_eq!(target.ask("receive 0"), "to the first");
+    assert_eq!(target.process.ask("receive 1"), "to the second");
+    assert_eq!(target.process.ask("receive 0"), "to the first");
 
     // The process with the target drops its connection: no peer is notified, and the target keeps working.
-    assert_eq!(target.ask("forget"), "forgotten");
+    assert_eq!(target.process.ask("forget"), "forgotten");
     let ended = connection.disconnected();
     // A notification would arrive before this answer.
     near.connector.ping(target.at).wait().unwrap();
     assert!(!ended.is_done());
     send(&near, &initiator, queues[0], "still there");
-    assert_eq!(target.ask("receive 0"), "still there");
-    assert_eq!(target.ask("state"), "Rts");
+    assert_eq!(target.process.ask("receive 0"), "still there");
+    assert_eq!(target.process.ask("state"), "Rts");
 
     // The disconnect of the initiator is answered, although the other process has forgotten the connection.
     connection.disconnect().wait().unwrap();
     assert_eq!(initiator.query().unwrap().state, QpState::Err);
-    assert_eq!(target.ask("state"), "Rts");
+    assert_eq!(target.process.ask("state"), "Rts");
     target.ends();
 }
 
@@ -263,10 +225,10 @@ fn a_disconnect_of_an_initiator_leaves_the_target_untouched() {
     let options = ConnectionOptions::new().private_data(b"may I").reads(7, 5);
     let connecting = near.connector.connect(&initiator, target.at, options);
     let connection = connecting.wait().unwrap();
-    assert_eq!(target.next(), "connected");
+    assert_eq!(target.process.answer(), "connected");
     connection.disconnect().wait().unwrap();
-    assert_eq!(target.ask("ended"), "ended");
-    assert_eq!(target.ask("state"), "Rts");
+    assert_eq!(target.process.ask("ended"), "ended");
+    assert_eq!(target.process.ask("state"), "Rts");
     target.ends();
 }
 
