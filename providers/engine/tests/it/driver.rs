@@ -461,7 +461,9 @@ fn a_driver_without_any_optional_part_is_complete() {
         Some(Mtu::Mtu2048),
         "the engine's own"
     );
-    assert_eq!(rig.a.qp.qp_num().value(), 0x11, "the engine's own");
+    let next = rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait().unwrap();
+    let numbers = [&rig.a.qp, &next].map(|qp| qp.qp_num().value());
+    assert_eq!(numbers, [0x11, 0x12], "the engine's own");
 }
 
 // covers 6.04
