@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
+use polyverbs::emulated::has_descriptors;
 use polyverbs_configuration::{Device as Configured, TransportName};
 use verbs_api::provider::{MadeOnce, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
@@ -144,6 +145,31 @@ impl ListedDevice {
         self.reported.call_once(|| setup::complain(why));
     }
 
+    /// Whether it is open.
+    fn is_open(&self) -> bool {
+        let made = self.made.made();
+        made.is_some_and(|made| lock(made).strong_count() > 0)
+    }
+
+    /// Checks that it is open, or that the process has descriptors for it and keeps a quarter of them for the program. Whoever opens
+    /// every device calls this. Says once if a device is left out.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn room(&self) -> Result<(), Errno> {
+        static REPORTED: Once = Once::new();
+        if self.is_open() || has_descriptors() {
+            return Ok(());
+        }
+        REPORTED.call_once(|| {
+            let name = &self.configured.name;
+            setup::complain(format_args!(
+                "{name} and later devices are left out, so that the program has descriptors: raise `ulimit -n`"
+            ));
+        });
+        Err(Errno(libc::EMFILE))
+    }
+
     // The engine's device, which belongs to the process that created it.
     fn device(&self) -> Result<Arc<Device>, Errno> {
         let mut made = lock(&self.made);
@@ -197,11 +223,7 @@ pub(crate) fn leave_orphans() {
 /// Called after a device was closed. If no other is open, waits until the threads of devices have ended: from then on the
 /// library has no descriptor that the program could close.
 pub fn closed() {
-    let is_open = |listed: &ListedDevice| {
-        let made = listed.made.made();
-        made.is_some_and(|made| lock(made).strong_count() > 0)
-    };
-    if !devices().iter().any(is_open) && !HAS_ORPHANS.load(Ordering::Relaxed) {
+    if !devices().iter().any(ListedDevice::is_open) && !HAS_ORPHANS.load(Ordering::Relaxed) {
         wait_for_threads(ENDING);
     }
 }

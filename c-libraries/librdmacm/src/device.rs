@@ -181,7 +181,12 @@ pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::
 /// # Errors
 /// There is none, or none of them can be opened.
 pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, Errno> {
-    those_that_open(fitting(at, service), open)
+    those_that_open(fitting(at, service), |listed| {
+        if at.is_none() {
+            listed.room()?;
+        }
+        open(listed)
+    })
 }
 
 /// These devices, without those that cannot be opened.

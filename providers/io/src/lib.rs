@@ -73,8 +73,8 @@ pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Readers, Record, RecordMeta, ShmPort};
 // The public interfaces of this crate use these types.
 pub use sockets::{
-    Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, most_descriptors,
-    source_of,
+    Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, has_descriptors,
+    most_descriptors, source_of,
 };
 pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{through_datagrams, through_streams};

@@ -12,6 +12,9 @@ pub(crate) mod sys;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, getrlimit};
 
 pub use flows::FlowSockets;
@@ -20,6 +23,13 @@ pub use receive::{Message, ReceiveBatch};
 pub use refusal::is_about_routes;
 pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, source_of};
+
+/// Returns whether the process has used less than three quarters of the descriptors that it may have.
+pub fn has_descriptors() -> bool {
+    let is_low = |probe: OwnedFd| (probe.as_raw_fd() as usize) < most_descriptors() / 4 * 3;
+    // The system gives the lowest number that is free.
+    eventfd(0, EventfdFlags::CLOEXEC).is_ok_and(is_low)
+}
 
 /// Returns how many descriptors the process may have.
 pub fn most_descriptors() -> usize {

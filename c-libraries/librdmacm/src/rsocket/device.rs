@@ -87,7 +87,12 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
         let own = listed.address();
         own == address || address.is_unspecified() && own.is_ipv4() == address.is_ipv4()
     };
-    those_that_open(devices().iter().filter(is_there), opened)
+    those_that_open(devices().iter().filter(is_there), |listed| {
+        if address.is_unspecified() {
+            listed.room()?;
+        }
+        opened(listed)
+    })
 }
 
 /// The devices on which a listener at this address listens; with `both`, the wildcard address stands for both families.
@@ -96,6 +101,7 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
 /// There is none, or none of them can be opened.
 pub(crate) fn listening(address: IpAddr, both: bool) -> Result<Vec<Arc<Opened>>, Errno> {
     if both && address.is_unspecified() {
+        let opened = |listed: &'static ListedDevice| listed.room().and_then(|()| opened(listed));
         return those_that_open(devices().iter(), opened);
     }
     at(address)
