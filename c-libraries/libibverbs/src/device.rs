@@ -145,14 +145,14 @@ impl ListedDevice {
         self.reported.call_once(|| setup::complain(why));
     }
 
-    /// Whether it is open.
+    /// Whether the device is open.
     fn is_open(&self) -> bool {
         let made = self.made.made();
         made.is_some_and(|made| lock(made).strong_count() > 0)
     }
 
-    /// Checks that it is open, or that the process has descriptors for it and keeps a quarter of them for the program. Whoever opens
-    /// every device calls this. Says once if a device is left out.
+    /// Checks that the device is open, or that the process has descriptors for it and keeps a quarter of them for the program. A
+    /// caller that opens every device calls this first. The first device that is left out is reported on standard error.
     ///
     /// # Errors
     /// `EMFILE`.
