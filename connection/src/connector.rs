@@ -132,8 +132,8 @@ impl Connector {
     }
 
     /// Listens at an address; for port 0 one is assigned. Once `backlog` requests wait, further ones are refused with
-    /// [`Refusal::BacklogFull`]; 0 for as many as the connection manager has room for, over InfiniBand 65,536, half of them from
-    /// one address.
+    /// [`Refusal::BacklogFull`](crate::Refusal::BacklogFull). A backlog of 0 is as many requests as the connection manager has
+    /// room for: over InfiniBand 65,536, half of them from one address.
     ///
     /// # Errors
     /// The address is in use.

@@ -65,7 +65,7 @@ impl ConnectionOptions {
         self
     }
 
-    /// Private data for the peer, of at most [`Connector::max_private_data`].
+    /// Private data for the peer, of at most [`Connector::max_private_data`](crate::Connector::max_private_data).
     pub fn private_data(mut self, private_data: &[u8]) -> Self {
         self.private_data = private_data.to_vec();
         self
@@ -77,7 +77,7 @@ impl ConnectionOptions {
         self
     }
 
-    /// The program modifies the queue pair itself, by [`Accepted::steps`] or [`Incoming::steps`], before it completes or accepts.
+    /// The program modifies the queue pair itself, by [`Accepted::steps`](crate::Accepted::steps) or [`Incoming::steps`](crate::Incoming::steps), before it completes or accepts.
     /// `psn` is the PSN at which the peer is to begin (within one process, at which this side begins), as in the steps. Not on
     /// iWARP.
     pub const fn brought_up_by_program(mut self, psn: Psn) -> Self {
