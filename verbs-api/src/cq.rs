@@ -218,7 +218,7 @@ impl Context {
     }
 
     /// The completion queue of this identity, or `None` once it was destroyed.
-    #[doc(hidden)] // Tests see by it that an identity is not found any more.
+    #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_cq(&self, id: ObjectId) -> Option<Cq> {
         Some(Cq::of(self.find(id)?))
     }

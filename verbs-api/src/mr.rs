@@ -281,7 +281,7 @@ impl MrReregister {
 impl Context {
     /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
     /// allocated keys are not found.
-    #[doc(hidden)] // Tests see by it that an identity is not found any more.
+    #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
         Mr::found(self.find(id)?)
     }

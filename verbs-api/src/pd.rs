@@ -68,7 +68,7 @@ impl Context {
     }
 
     /// The protection domain of this identity, or `None` once it was destroyed.
-    #[doc(hidden)] // Tests see by it that an identity is not found any more.
+    #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_pd(&self, id: ObjectId) -> Option<Pd> {
         Some(Pd {
             object: self.find(id)?,

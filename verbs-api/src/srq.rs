@@ -130,7 +130,7 @@ pub struct Srq {
 
 impl Context {
     /// The shared receive queue of this identity, or `None` once it was destroyed.
-    #[doc(hidden)] // Tests see by it that an identity is not found any more.
+    #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_srq(&self, id: ObjectId) -> Option<Srq> {
         Some(Srq::of(self.find(id)?))
     }
