@@ -35,7 +35,6 @@ impl OnWire {
     ///
     /// # Errors
     /// The address does not belong to this machine, or the engine refuses.
-    /// The address is not this machine's, or the engine refuses.
     pub fn new(
         driver: impl FnOnce(LinkAddress) -> Iwarp,
         wire: WireOptions,
