@@ -195,7 +195,8 @@ fn up_to_rts(rig: &Rig, qp_type: QpType) -> Stage<'_> {
         assert_eq!(stage.far(), [], "lost is lost");
         stage.arrive(1);
     }
-    rig.run_for(std::time::Duration::from_millis(200));
+    // A sender waits four timeouts for its peer's first answer.
+    rig.run_for(std::time::Duration::from_millis(400));
     assert_eq!(stage.far(), ok([1]));
     // In RTS messages are sent and received.
     stage.step(QpState::Rts);
