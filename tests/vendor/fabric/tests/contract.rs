@@ -24,7 +24,7 @@ fn between<'t>(text: &'t str, begin: &str, end: &str) -> &'t str {
 // covers 6.03
 #[test]
 fn a_form_without_overrides_has_only_the_mandatory_parts() {
-    let contract = include_str!("../../../../providers/engine/src/driver.rs");
+    let contract = include_str!("../../../../providers/engine/src/device/driver.rs");
     let contract = functions(between(contract, "pub trait Driver", "\n}\n"));
     let mandatory = contract.into_iter().filter(|(_, has_default)| !has_default);
     let mandatory: Vec<_> = mandatory.map(|(name, _)| name).collect();
