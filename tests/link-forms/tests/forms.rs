@@ -48,14 +48,14 @@ fn run(program: impl AsRef<Path>) -> Said {
     said(output(&mut Command::new(program.as_ref())))
 }
 
-/// The crates that the facade names to register them, as its source lists them: extensions, and providers, whose crate names
-/// may end in `-provider`.
+/// What the facade names to register it, as its source lists the crates: extensions, and providers. The provider of rdma-core has
+/// the name of the library that it loads.
 fn named_by_the_facade() -> (BTreeSet<String>, BTreeSet<String>) {
     let source = std::fs::read_to_string(format!("{ROOT}/polyverbs/src/lib.rs")).unwrap();
     let named = source.lines().filter_map(|line| {
         let name = line.strip_prefix("use ")?.strip_suffix(" as _;")?;
         let name = name.trim_start_matches("::").replace('_', "-");
-        Some(name.trim_end_matches("-provider").to_owned())
+        Some(name.replace("rdma-core-provider", "libibverbs"))
     });
     named.partition(|name| Path::new(ROOT).join("extensions").join(name).exists())
 }
