@@ -47,9 +47,7 @@ fn pages_with_a_hole() -> *mut u8 {
 }
 
 fn open() -> *mut IbvContext {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
     open::open_device(device::devices()[0].as_public())
 }
 

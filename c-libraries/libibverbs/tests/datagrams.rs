@@ -44,9 +44,7 @@ fn zeroed<T>() -> T {
 }
 
 fn open(name: &str) -> *mut IbvContext {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
     let found = device::devices()
         .iter()
         .find(|listed| listed.name().to_str() == Ok(name));

@@ -77,8 +77,7 @@ fn use_device() -> Result<(), i32> {
 
 #[test]
 fn devices_work_without_calls_that_have_a_substitute() {
-    // SAFETY: the only test, before anything looks at the environment.
-    unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) };
+    test_kit::configure(DEVICES);
     let in_sandbox = |call| {
         let used = thread::spawn(move || {
             refuse(call);

@@ -3,7 +3,6 @@
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Once;
 use std::{io, mem, ptr};
 
 use polyverbs_libibverbs::abi::{IbvQpInitAttr, qp_type};
@@ -24,9 +23,7 @@ fn bound(to: &str) -> *mut RdmaCmId {
 
 // What `rdma_bind_addr` answers.
 fn bind(to: &str) -> (*mut RdmaCmId, c_int) {
-    static ONCE: Once = Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
     let mut made = ptr::null_mut();
     let mut to = address::write(to.parse().unwrap());
     // SAFETY: pointers are to what the test has, or to what the library made.

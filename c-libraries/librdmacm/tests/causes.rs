@@ -48,8 +48,7 @@ fn of_binding(to: &str) -> [c_int; 2] {
 
 #[test]
 fn a_device_that_cannot_be_opened_gives_the_cause() {
-    // SAFETY: the only test, before anything looks at the environment.
-    unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) };
+    test_kit::configure(DEVICES);
     for listed in &polyverbs_libibverbs::device::devices()[..2] {
         assert!(open_device(listed.as_public()).is_null());
         let errno = std::io::Error::last_os_error().raw_os_error();

@@ -19,9 +19,9 @@ fn a_server_leaves_devices_out_and_keeps_descriptors() {
     };
     let mut made = ptr::null_mut();
     let mut everywhere = address::write("0.0.0.0:7479".parse().unwrap());
-    // SAFETY: the only test, before anything looks at the environment; pointers are to what the test has.
+    test_kit::configure(&devices);
+    // SAFETY: pointers are to what the test has.
     unsafe {
-        std::env::set_var("POLYVERBS_CONFIG", devices);
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
         let context = ptr::null_mut();
         let created = id::create(channel::create(), &raw mut made, context, port_space::TCP);

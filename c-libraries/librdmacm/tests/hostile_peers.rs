@@ -25,9 +25,7 @@ address = "127.0.24.71"
 "#;
 
 fn configure() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
 }
 
 /// A socket, for streams one that listens, and where it is.

@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
-use std::sync::{Once, mpsc};
+use std::sync::mpsc;
 use std::thread;
 
 use polyverbs_libibverbs::abi::{IbvCq, IbvRecvWr, IbvSendWr, IbvWc};
@@ -35,9 +35,7 @@ const ROCE: &str = "127.0.41.31";
 const IWARP: &str = "127.0.41.32";
 
 fn configure() {
-    static ONCE: Once = Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
 }
 
 fn on_each(test: impl Fn(&str)) {

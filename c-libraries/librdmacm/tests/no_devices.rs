@@ -14,8 +14,7 @@ fn errno() -> c_int {
 
 #[test]
 fn without_devices_calls_return_error_numbers() {
-    // SAFETY: the only test, before anything looks at the environment.
-    unsafe { std::env::set_var("POLYVERBS_CONFIG", "device = []") };
+    test_kit::configure("device = []");
     let mut count = 7;
     // SAFETY: a number, or none.
     let (list, again) = unsafe {

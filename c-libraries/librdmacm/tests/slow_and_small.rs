@@ -20,9 +20,7 @@ limits = { max_qp_wr = 20, max_cqe = 60 }
 "#;
 
 fn configure() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
-    ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
 }
 
 fn at(address: SocketAddr, then: impl FnOnce(*const sockaddr, socklen_t) -> c_int) {

@@ -36,11 +36,8 @@ address = "127.0.0.1"
 ///
 /// # Panics
 /// As [`built`].
-#[allow(unsafe_code)]
 pub fn built_apart() -> PathBuf {
-    static ONCE: Once = Once::new();
-    // SAFETY: every test begins with it, before anything reads the environment.
-    ONCE.call_once(|| unsafe { env::set_var("POLYVERBS_CONFIG", APART) });
+    crate::configure(APART);
     built()
 }
 

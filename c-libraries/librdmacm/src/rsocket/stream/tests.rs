@@ -1,6 +1,5 @@
 //! Two connected streams in this process.
 
-use std::sync::Once;
 use std::thread;
 
 use test_kit::waiting::PATIENCE;
@@ -18,11 +17,8 @@ transport = "iwarp"
 "#;
 
 /// A port of the devices of these tests. Everything that uses devices begins here.
-#[allow(unsafe_code)]
 pub(in super::super) fn at(port: u16) -> SocketAddr {
-    static CONFIGURED: Once = Once::new();
-    // SAFETY: nothing has looked at the environment yet.
-    CONFIGURED.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
+    test_kit::configure(DEVICES);
     SocketAddr::from(([127, 0, 41, 22], port))
 }
 
