@@ -325,6 +325,7 @@ pub enum Notify {
 mod tests {
     use super::*;
 
+    // covers 8.02
     #[test]
     fn every_status_has_its_code_and_its_own_words() {
         let mut words = Vec::new();
@@ -342,6 +343,7 @@ mod tests {
         assert_eq!(words.len(), WcStatus::ALL.len());
     }
 
+    // covers 8.02
     #[test]
     fn an_unknown_code_is_a_general_error() {
         for code in WcStatus::ALL.len() as u8..=u8::MAX {

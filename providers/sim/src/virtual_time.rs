@@ -85,6 +85,9 @@ pub enum SimulationError {
 /// Frames that were sent arrive within this time. Retries without limit go on for longer.
 const SETTLING: Duration = Duration::from_millis(20);
 
+/// A probe waits no longer than this for what has to happen: retries without an end go on for longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// The most steps of one run.
 const MOST_STEPS: u32 = 1_000_000;
 
@@ -224,18 +227,21 @@ impl Simulation {
 /// [`Rig::of_device_in`](verbs_api::probe::Rig::of_device_in) takes the simulation that the device is in.
 impl Pace for Simulation {
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
+        let end = self.now().after(PATIENCE);
         let mut is_done = false;
+        let mut is_late = false;
         loop {
-            let ran = self.run_until(|| {
+            let ran = self.run(|next| {
                 is_done = is_done || done();
-                is_done
+                is_late = next > end;
+                is_done || is_late
             });
             // Other threads of the process may delay a callback with a pin. `done` is called after that check: it sees the
             // effects of a callback that has run, and whatever such a callback made due is due now.
             let is_any_deferred = pin::is_any_deferred();
             is_done = is_done || done();
             let is_idle = !is_any_deferred && matches!(self.next(), Ok(None));
-            if is_done || is_idle || ran.is_err() {
+            if is_done || is_idle || is_late || ran.is_err() {
                 return is_done;
             }
             thread::yield_now();

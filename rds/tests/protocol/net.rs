@@ -976,7 +976,7 @@ pub(crate) fn content(name: u64, length: usize) -> Vec<u8> {
 /// The number of seeds for an ordinary run, at most `most`.
 pub(crate) fn runs(most: u64) -> u64 {
     let most = if cfg!(debug_assertions) {
-        most.div_ceil(10)
+        most.div_ceil(20)
     } else {
         most
     };

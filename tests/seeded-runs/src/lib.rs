@@ -1,6 +1,6 @@
 //! Seeded runs: pairs of devices in virtual time, under faults and generated requests, against models.
 //!
-//! Each test runs the seeds from 1 to 300, or as many as fit into `POLYVERBS_SEEDED_SECONDS`. A run that fails prints its seed;
+//! Each test runs the seeds from 1 to 100, or as many as fit into `POLYVERBS_SEEDED_SECONDS`. A run that fails prints its seed;
 //! `POLYVERBS_SEED` runs that seed alone.
 
 pub mod endpoint;
@@ -19,7 +19,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 /// Seeds of a test, unless the environment says for how many seconds it runs.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 100;
 
 /// Runs `run` with one seed after the other.
 ///

@@ -71,7 +71,7 @@ fn an_error_never_becomes_a_success() {
     assert_eq!(started.wait(), Err(VerbError::DeviceRemoved));
 }
 
-// covers 5.03
+// covers 5.03 8.03
 #[test]
 fn waiting_in_a_handler_is_an_error_even_when_ready() {
     handler_scope(|| {

@@ -50,7 +50,7 @@ fn a_verb_that_fails_at_once_does_not_complete_later() {
     );
 }
 
-// covers 5.02 5.03
+// covers 5.02 5.03 8.03
 #[test]
 fn every_verb_can_be_started_in_a_handler_and_none_waited_for() {
     let (_mock, context) = mock::open();

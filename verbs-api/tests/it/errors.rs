@@ -6,6 +6,7 @@ use verbs_api::{ArgumentReason, ErrorKind, Operations, QpOptions, SrqOptions, Ve
 
 use crate::mock;
 
+// covers 8.05
 #[test]
 fn an_error_of_the_system_has_its_text_its_number_and_a_kind() {
     let error = VerbError::os("eventfd", io::Error::from_raw_os_error(24));

@@ -503,18 +503,18 @@ fn a_client_connects_within_1_s_among_2000_forgeries_a_second() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (mut number, mut established) = (0, None);
-    for millisecond in 0..60_000 {
+    for millisecond in 0..20_000 {
         for _ in 0..2 {
             number += 1;
             let from = IpAddr::from((0x0b00_0000_u32 + number * 7919).to_be_bytes());
             lab.hear(from, req(number));
         }
-        if millisecond == 59_000 {
+        if millisecond == 19_000 {
             lab.hear(peer(2), req(5));
         }
         for token in std::mem::take(&mut *heard.asked.lock().unwrap()) {
             // Every third request stays unanswered, and the program is not notified of it again.
-            if token.0 % 3 != 0 || millisecond >= 59_000 {
+            if token.0 % 3 != 0 || millisecond >= 19_000 {
                 let recorder = accept(&lab, token);
                 let reps = lab.sent().into_iter();
                 let is_own = |(to, message): &(IpAddr, Message)| {

@@ -639,6 +639,23 @@ fn a_failed_accept_refuses_the_peer_and_reports_no_event() {
     });
 }
 
+// covers 8.11
+#[test]
+fn a_dropped_request_is_refused_and_the_next_is_served() {
+    on_virtual(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        drop(incoming);
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        let next = ends.listener.next();
+        assert!(!next.is_done(), "the dropped request was reported twice");
+        let asked = ends.request(&near);
+        let accepted = ends.accept(ends.end(next), &far);
+        let _near = ends.end(ends.end(asked).complete());
+        let _far = ends.end(accepted);
+    });
+}
+
 // covers 7.83
 #[test]
 fn each_failure_has_its_status() {

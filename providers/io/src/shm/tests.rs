@@ -640,7 +640,7 @@ proptest! {
         // A process that begins anew works as in new memory.
         let (writer, reader) = (port(&shm, 1), port(&shm, 2));
         look_long(&reader);
-        for number in 0..1000 {
+        for number in 0..ELEMENTS as u32 + 50 {
             prop_assert_eq!(put_number(&writer, number, 3000), Put::Taken);
             prop_assert_eq!(numbers(&look(&reader)), [number]);
         }

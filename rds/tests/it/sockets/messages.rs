@@ -9,7 +9,7 @@ use polyverbs_rds::{Received, Wait};
 use crate::receive_for;
 use crate::sockets::{at, content, over_both, receive, socket_at, sockets};
 
-// covers 8.20 8.24 8.28 8.50
+// covers 8.01 8.20 8.24 8.28 8.50
 #[test]
 fn a_message_arrives_whole_with_its_sender() {
     over_both(|transport| {

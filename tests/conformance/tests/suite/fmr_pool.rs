@@ -41,7 +41,7 @@ fn map(rig: &Rig, fmr: &mut bmme::Fmr, list: &PageList) -> FmrMapping {
         .expect("a mapping")
 }
 
-// covers 2.34
+// covers 2.34 8.04
 fn every_map_has_a_new_key_and_their_number_is_limited(rig: &Rig) {
     let pool = pool(rig, FmrPoolOptions::new(1, PAGES).max_maps(5));
     let (_memory, list) = pages(8192);
@@ -90,7 +90,7 @@ fn an_unmapped_slot_leaves_no_key_behind(rig: &Rig) {
     rig.outcome(pool.unmap([&mut fmr])).expect("an unmap");
 }
 
-// covers 2.34
+// covers 2.34 8.04
 fn slots_are_unmapped_in_a_batch(rig: &Rig) {
     let pool = pool(rig, FmrPoolOptions::new(4, PAGES));
     let lists: Vec<_> = (0..4).map(|_| pages(4096)).collect();
@@ -109,7 +109,7 @@ fn slots_are_unmapped_in_a_batch(rig: &Rig) {
     assert_eq!(open, [false, false, false, true]);
 }
 
-// covers 2.34
+// covers 2.34 8.04
 fn dropped_slots_are_unmapped_at_the_watermark(rig: &Rig) {
     let pool = pool(rig, FmrPoolOptions::new(4, PAGES).dirty_watermark(2));
     let (_memory, list) = pages(4096);

@@ -153,6 +153,7 @@ fn no_dependency_goes_against_the_order_of_the_folders() {
     );
 }
 
+// covers 8.01 8.10
 #[test]
 fn crates_depend_only_on_those_that_they_may_know() {
     let packages = packages(&workspace_root());
