@@ -1,60 +1,61 @@
-//! One direction of a TCP stream, reassembled from segments in any order.
+//! Reassembles bytes from segments that arrive in any order: one direction of a TCP stream, or the payload of a fragmented
+//! IP packet.
 
 use std::collections::BTreeMap;
 
-/// How far back bytes are kept, to be compared with retransmissions.
+/// How many parsed bytes are kept, to be compared with retransmissions.
 const KEPT: usize = 4 << 20;
 
-/// How far ahead of a gap bytes are kept.
+/// How many bytes after the first gap are kept.
 const AHEAD: u64 = 16 << 20;
 
-/// The bytes of a stream.
+/// The bytes of one direction of a stream, or of an IP packet, as far as they have arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    /// Bytes that are not kept any more.
+    /// The offset of the first byte that is kept.
     start: u64,
-    /// Bytes from there on, without a gap.
+    /// The bytes from `start` to the first gap.
     octets: Vec<u8>,
-    /// Ranges behind a gap, by offset. They are not adjacent.
+    /// Ranges of bytes after the first gap, by offset. No two of them are adjacent.
     ahead: BTreeMap<u64, Vec<u8>>,
 }
 
-/// What happened to inserted bytes.
+/// The result of inserting bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inserted {
-    /// They were inserted, or are the same as those there.
+    /// The bytes were inserted, or equal those that arrived before.
     Taken,
-    /// Other bytes are there.
+    /// Other bytes have arrived at these offsets before; none was inserted.
     Differ,
-    /// Their offset is too far back or ahead.
+    /// The offset is too far before or after the bytes that are kept; none was inserted.
     Beyond,
 }
 
 impl Assembly {
-    /// The offset of the first gap.
+    /// The offset of the first gap: after the last byte that has no gap before it.
     pub(crate) fn end(&self) -> u64 {
         self.start + self.octets.len() as u64
     }
 
-    /// The bytes from `offset` to the first gap.
+    /// Returns the bytes from `offset` to the first gap; none if `offset` is not among the bytes that are kept.
     pub(crate) fn from(&self, offset: u64) -> &[u8] {
         let at = offset.checked_sub(self.start).map(|at| at as usize);
         at.and_then(|at| self.octets.get(at..)).unwrap_or(&[])
     }
 
-    /// The offset after the last byte that was inserted.
+    /// The offset after the last byte that was inserted, also if it follows a gap.
     pub(crate) fn furthest(&self) -> u64 {
         let ahead = self.ahead.last_key_value();
         ahead.map_or(self.end(), |(at, octets)| at + octets.len() as u64)
     }
 
-    /// Whether bytes between these two offsets were inserted.
+    /// Returns whether any byte between these two offsets was inserted.
     pub(crate) fn has_any(&self, from: u64, to: u64) -> bool {
         let missing = self.gaps(from.max(self.end()), to);
         missing.iter().map(|(_, len)| *len as u64).sum::<u64>() < to - from
     }
 
-    /// The ranges behind the first gap.
+    /// Returns the ranges of bytes after the first gap, each with its offset.
     pub(crate) fn ahead(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.ahead.iter().map(|(at, octets)| (*at, &octets[..]))
     }
@@ -75,7 +76,7 @@ impl Assembly {
         Inserted::Taken
     }
 
-    /// Drops bytes far before `offset`.
+    /// Drops bytes that are more than [`KEPT`] before `offset`, which is parsed.
     pub(crate) fn forget(&mut self, offset: u64) {
         let behind = offset.saturating_sub(self.start) as usize;
         if behind > 2 * KEPT {
@@ -98,7 +99,7 @@ impl Assembly {
         })
     }
 
-    // The gaps between these two offsets, as offset and length.
+    // Returns the gaps between these two offsets, as offset and length.
     fn gaps(&self, mut from: u64, to: u64) -> Vec<(u64, usize)> {
         let mut gaps = Vec::new();
         for (at, octets) in self.ahead.range(..to) {
@@ -122,7 +123,7 @@ impl Assembly {
     }
 }
 
-// The part between two offsets of bytes that begin at `base`.
+// Returns the bytes between two offsets, out of bytes that begin at the offset `base`.
 fn stretch(octets: &[u8], base: u64, from: u64, to: u64) -> Option<&[u8]> {
     octets.get((from - base) as usize..(to - base) as usize)
 }

@@ -1,4 +1,4 @@
-//! A TCP connection, and the MPA streams in it.
+//! A TCP connection in a capture, and the MPA streams of its two directions.
 
 use polyverbs_wire::iwarp::fpdu::{self, Layout};
 use polyverbs_wire::iwarp::rdmap::{self, Body, Segment};
@@ -13,45 +13,45 @@ use crate::form::{
 };
 use crate::rds::{self, Messages, Piece};
 
-/// A connection.
+/// A TCP connection in a capture.
 #[derive(Debug)]
 pub(crate) struct Connection {
     number: u32,
-    /// Whether the hosts have IPv6 addresses, where the connection is of RDS.
+    /// Whether the hosts have IPv6 addresses, if this is an RDS connection; `None` for any other connection.
     rds: Option<bool>,
     initiator: Direction,
     responder: Direction,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Debug, Default)]
 struct Direction {
-    /// Sequence number of the first byte.
+    /// The sequence number of the stream's first byte; `None` before the first segment.
     base: Option<u32>,
-    /// Offsets of its SYN and FIN, once seen.
+    /// The sequence number of the SYN, once seen. `end` is the offset of the FIN.
     syn: Option<u32>,
     end: Option<u64>,
     assembly: Assembly,
-    /// How many segments had bytes at each offset.
+    /// The number of segments that had bytes of this stream.
     segments: usize,
-    /// Bytes that are parsed.
+    /// The offset up to which the stream is parsed.
     taken: u64,
     phase: Phase,
     start: Option<(Kind, StartHeader)>,
-    /// What Sends carry, where the connection is of RDS.
+    /// Puts the Sends together to RDS messages, if this is an RDS connection.
     messages: Messages,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// A request or reply is expected.
+    /// An MPA request or reply is expected.
     #[default]
     Start,
-    /// It was received, and the other direction's was not.
+    /// The MPA request or reply of this direction was parsed, that of the other direction was not.
     Waiting,
-    /// FPDUs are expected. Full operation began at this byte.
+    /// FPDUs are expected. The second value is the offset at which full operation began.
     Frames(Framing, u64),
-    /// The bytes are not MPA, or cannot be parsed.
+    /// The bytes are not MPA, or could not be parsed.
     Opaque,
 }
 
@@ -65,12 +65,13 @@ impl Connection {
         }
     }
 
-    /// Whether this segment opens another connection between the same ports.
+    /// Returns whether this segment opens another connection between the same ports.
     pub(crate) fn is_reopened_by(&self, tcp: &Tcp) -> bool {
         tcp.syn && !tcp.ack && self.initiator.syn != Some(tcp.sequence)
     }
 
-    /// Takes a segment; returns the position of its bytes, and the units that they complete.
+    /// Inserts the bytes of a segment. Returns their position in the stream, and the units (MPA start frames, FPDUs) that
+    /// are complete now.
     pub(crate) fn segment(
         &mut self,
         side: Side,
@@ -104,7 +105,8 @@ impl Connection {
         (payload, completed)
     }
 
-    /// The unparsed rest of the streams when the capture ends. Where it has cut packets, incomplete streams are no fault.
+    /// Returns the bytes of both directions that are not parsed when the capture ends. If the capture has cut packets
+    /// (`has_cut`), incomplete streams are no fault.
     pub(crate) fn finish(&self, has_cut: bool) -> Vec<Pdu> {
         let left = |side| {
             let units = self.direction(side).left(has_cut).into_iter();
@@ -125,7 +127,7 @@ impl Connection {
         }
     }
 
-    // Parses what it can of both directions: one may have waited for the other.
+    // Parses both directions as far as possible. One may have waited for the other.
     fn advance(&mut self, complaints: &mut Vec<String>) -> Vec<Pdu> {
         let mut completed = Vec::new();
         loop {
@@ -154,7 +156,7 @@ impl Connection {
         }
     }
 
-    // After both request and reply, FPDUs follow.
+    // Begins full operation once both request and reply have been parsed.
     fn settle(&mut self) {
         let waits = |direction: &Direction| direction.phase == Phase::Waiting;
         if !waits(&self.initiator) || !waits(&self.responder) {
@@ -168,7 +170,8 @@ impl Connection {
                 let (initiator, responder) = framing(&request, &reply);
                 (responder, initiator)
             }
-            // Rejected, or two of a kind: what follows is not MPA.
+            // The reply rejects the connection, or both ends have sent the same kind of frame: the following bytes are not
+            // MPA.
             _ => {
                 self.initiator.phase = Phase::Opaque;
                 self.responder.phase = Phase::Opaque;
@@ -193,7 +196,7 @@ fn framing(request: &StartHeader, reply: &StartHeader) -> (Framing, Framing) {
 }
 
 impl Direction {
-    // Inserts bytes; returns their offset, or `None` if they have no place in the stream.
+    // Inserts bytes. Returns their offset, or `None` if they have no place in the stream.
     fn take(&mut self, tcp: &Tcp, octets: &[u8], complaints: &mut Vec<String>) -> Option<u64> {
         let first = tcp.sequence.wrapping_add(u32::from(tcp.syn));
         if tcp.syn {
@@ -250,7 +253,7 @@ impl Direction {
         }
     }
 
-    // The next complete unit, and its offset.
+    // Returns the next complete unit and its offset.
     fn next(&mut self) -> Option<(u64, Unit)> {
         let octets = self.assembly.from(self.taken);
         if octets.is_empty() {
@@ -291,7 +294,8 @@ impl Direction {
         Some((offset, unit))
     }
 
-    // Bytes that do not begin with a key are not MPA, which is no complaint. What begins with one and is invalid is.
+    // Stops parsing this direction. Bytes that do not begin with an MPA key are not MPA, which is no complaint; an invalid
+    // frame that begins with one is.
     fn give_up(&mut self, reject: start::Reject) -> Option<(u64, Unit)> {
         let offset = self.taken;
         let octets = self.assembly.from(offset);
@@ -305,7 +309,7 @@ impl Direction {
         (!stays_with_segment).then_some((offset, Unit::Octets { complaint, octets }))
     }
 
-    // What is left: the bytes up to the first gap, and each range behind one.
+    // Returns the bytes that are not parsed: those up to the first gap, and each range after a gap.
     fn left(&self, has_cut: bool) -> Vec<(u64, Unit)> {
         let octets = self.assembly.from(self.taken);
         let ends_within = self.end == Some(self.assembly.end());
@@ -339,7 +343,7 @@ fn fields(start: &start::Start<'_>) -> Start {
     }
 }
 
-// The FPDU at the front of these bytes and its length; `None` while it is incomplete.
+// Parses the FPDU with which these bytes begin. Returns it with its length; `None` while it is incomplete.
 fn frame(
     octets: &[u8],
     position: u64,
@@ -420,7 +424,7 @@ fn owned(segment: &Segment<'_>) -> SegmentBody {
 }
 
 impl Pdu {
-    /// What is wrong with it.
+    /// Returns the complaint about this unit; `None` if nothing is wrong with it.
     pub(crate) fn complaint(&self) -> Option<String> {
         match &self.unit {
             Unit::Start(_) => None,

@@ -14,15 +14,16 @@ use crate::rds::{self, QueuePairs};
 use crate::roce::{self, Datagram};
 use crate::summary::Summary;
 
-/// Dissects a capture: call [`packet`](Self::packet) for each packet, then [`finish`](Self::finish).
+/// Dissects the packets of a capture. Call [`packet`](Self::packet) for each packet in order, then
+/// [`finish`](Self::finish).
 #[derive(Debug, Default)]
 pub struct Dissector {
     connections: Vec<Connection>,
-    /// The initiator of the connection between these endpoints, and the connection's index.
+    /// The initiator of the newest connection between two endpoints, and the connection's index.
     by_ends: HashMap<Ends, (End, usize)>,
     rds: QueuePairs,
     fragments: Fragments,
-    /// Whether the capture has cut a packet.
+    /// Whether the capture has cut at least one packet.
     has_cut: bool,
     summary: Summary,
 }
@@ -31,12 +32,12 @@ type End = (Vec<u8>, u16);
 type Ends = (End, End);
 
 impl Dissector {
-    /// A dissector before the first packet.
+    /// Creates a dissector that has seen no packet yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Dissects the next packet.
+    /// Dissects the next packet of the capture.
     pub fn packet(&mut self, captured: &Captured) -> Packet {
         let mut packet = self.dissect(captured, false);
         let whole = self.fragments.poll_whole();
@@ -57,7 +58,8 @@ impl Dissector {
         packet
     }
 
-    // One that was put together is not put together with others in turn: a peer chooses how deep its tunnels are.
+    // Dissects a packet. A reassembled packet that is a fragment again is not reassembled: a peer chooses how deep its
+    // tunnels are.
     fn dissect(&mut self, captured: &Captured, is_reassembled: bool) -> Packet {
         let mut complaints = Vec::new();
         let (layers, transport) = Layers::of(captured);
@@ -93,7 +95,7 @@ impl Dissector {
         }
     }
 
-    /// What is left of the streams, and the summary.
+    /// Ends the capture. Returns the bytes of TCP streams that were not parsed, and the summary.
     pub fn finish(mut self) -> (Vec<Pdu>, Summary) {
         let left: Vec<_> = self
             .connections
@@ -107,12 +109,12 @@ impl Dissector {
         (left, self.summary)
     }
 
-    /// The summary so far.
+    /// The summary of the packets so far.
     pub const fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    // What follows the last IP header, and how many of the captured bytes that takes.
+    // Dissects the content after the last IP header. Returns it with the number of captured bytes that it takes.
     fn content(
         &mut self,
         layers: &Layers<'_>,
@@ -255,7 +257,7 @@ impl Dissector {
     }
 }
 
-// Bytes of TCP that are in no stream of MPA are not looked into.
+// Bytes of TCP that are in no MPA stream are not dissected further.
 fn passed_over(content: &Content, layers: &Layers<'_>) -> Option<Reason> {
     let Content::Tcp(segment) = content else {
         return None;

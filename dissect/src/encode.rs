@@ -1,4 +1,4 @@
-//! Encodes the form of a capture back into bytes.
+//! Encodes a dissected capture back into the bytes of its packets.
 
 use std::collections::HashMap;
 
@@ -14,30 +14,30 @@ use crate::form::{
 };
 use crate::rds;
 
-/// Why a form cannot be encoded.
+/// The reason why a capture cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// The headers do not match the opcode.
+    /// The headers of the packet with this number do not match its opcode.
     #[error("packet {0}: its headers are not those of its opcode")]
     Headers(u64),
-    /// A range of a stream is in no unit.
+    /// The packet with this number has a part of a TCP stream that is in no unit of the capture.
     #[error("packet {0}: nothing has the octets of this stretch of its stream")]
     Stream(u64),
-    /// More than fits into a frame, or markers that the frame does not have.
+    /// The FPDU has more than fits into a frame, or markers at positions where its frame has none.
     #[error("a frame at octet {offset} of connection {connection} that cannot be built")]
     Frame {
-        /// The connection.
+        /// The connection of the frame, counted from 0.
         connection: u32,
-        /// The offset of the frame.
+        /// The offset of the frame in its stream.
         offset: u64,
     },
 }
 
-/// The bytes of each packet.
+/// Encodes each packet of a capture. Checksums that were right are computed anew.
 ///
 /// # Errors
-/// The form contradicts itself, as no form from this crate does.
+/// The capture contradicts itself, as none from [`dissect`](crate::dissect()) does.
 pub fn encode(capture: &Capture) -> Result<Vec<Vec<u8>>, EncodeError> {
     let streams = streams(capture)?;
     let packets = capture.packets.iter();
@@ -163,7 +163,7 @@ fn append<H: Header>(out: &mut Vec<u8>, header: &H) {
     header.put(&mut out[at..]);
 }
 
-// The bytes of a stream from `offset` on, from adjacent units.
+// Returns `len` bytes of a stream from `offset` on, which adjacent units have.
 fn stretch(stream: &[(u64, Vec<u8>)], offset: u64, len: u32) -> Option<Vec<u8>> {
     let len = len as usize;
     let mut out = Vec::new();

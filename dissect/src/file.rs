@@ -1,4 +1,4 @@
-//! The packets of a pcap or pcapng file.
+//! Reads the packets of a pcap or pcapng file.
 
 use std::io::{self, Cursor, Read};
 use std::time::Duration;
@@ -6,69 +6,69 @@ use std::time::Duration;
 use pcap_parser::traits::{PcapNGPacketBlock, PcapReaderIterator};
 use pcap_parser::{Block, InterfaceDescriptionBlock, PcapBlockOwned, PcapError, create_reader};
 
-/// The link type of a packet.
+/// The link type of a packet, which says with which header it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
-    /// Ethernet.
+    /// Ethernet: the packet begins with an Ethernet header.
     Ethernet,
     /// Raw IP: the packet begins with an IP header.
     Raw,
-    /// Linux's cooked capture.
+    /// Linux's cooked capture, first version.
     Sll,
-    /// Linux's cooked capture, second version.
+    /// Linux's cooked capture, second version (SLL2).
     Sll2,
     /// BSD's loopback: the packet begins with an address family.
     Loopback,
-    /// A link type by its number, of whose packets no protocol is known here.
+    /// Another link type, by its number. Its packets are not dissected.
     Other(u32),
-    /// The file does not describe the interface of the packet.
+    /// The file does not describe the interface that captured the packet.
     Undescribed,
 }
 
-/// A packet of a file.
+/// A packet as a capture file has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
-    /// Time of capture since the Unix epoch.
+    /// The time of capture since the Unix epoch.
     pub time: Duration,
-    /// The link type.
+    /// The link type of the interface that captured the packet.
     pub link_type: LinkType,
-    /// Length on the wire; the file may have fewer bytes.
+    /// The length of the packet on the wire, in bytes; the file may have fewer.
     pub original_len: u32,
-    /// The captured bytes.
+    /// The captured bytes of the packet.
     pub octets: Vec<u8>,
 }
 
 impl Captured {
-    /// Whether the file has only the front of the packet.
+    /// Returns whether the file has only the beginning of the packet.
     pub fn is_cut(&self) -> bool {
         (self.octets.len() as u64) < u64::from(self.original_len)
     }
 }
 
-/// Why a file, or the rest of it, cannot be read.
+/// The reason why a file, or the rest of it, cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// Neither pcap nor pcapng.
+    /// The file is neither pcap nor pcapng.
     #[error("it is neither a pcap nor a pcapng file")]
     Kind,
-    /// The file ends within a packet.
+    /// The file ends within the packet with this number.
     #[error("it ends within packet {0}")]
     Truncated(u64),
-    /// The file contradicts itself.
+    /// The file contradicts itself, so that the following packets cannot be found.
     #[error("it is damaged after packet {packets}: {what}")]
     Damaged {
-        /// How many packets were read before.
+        /// How many packets were read before the damage.
         packets: u64,
-        /// What is wrong.
+        /// The contradiction in words.
         what: &'static str,
     },
-    /// Reading failed.
+    /// The system could not read the file.
     #[error("reading failed")]
     Io(#[source] io::Error),
 }
 
-/// A file that is being read.
+/// A capture file that is being read.
 pub struct CaptureFile<'f> {
     reader: Box<dyn PcapReaderIterator + Send + 'f>,
     format: Format,
@@ -78,11 +78,11 @@ pub struct CaptureFile<'f> {
 /// The length of the first read, which has to contain the file's header.
 const FIRST_READ: usize = 256 << 10;
 
-/// The longest block or packet that is read.
+/// The longest block or packet record that is read, in bytes.
 const MAX_BLOCK: usize = 64 << 20;
 
 impl<'f> CaptureFile<'f> {
-    /// Opens a file.
+    /// Opens a capture file, and reads its header.
     ///
     /// # Errors
     /// The format is unknown, or reading failed.
@@ -106,7 +106,7 @@ impl<'f> CaptureFile<'f> {
         })
     }
 
-    /// The next packet.
+    /// Reads the next packet; `None` at the end of the file.
     ///
     /// # Errors
     /// The file ends within a packet or contradicts itself.
@@ -148,7 +148,7 @@ impl<'f> CaptureFile<'f> {
 }
 
 const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
-// Microseconds, nanoseconds, and the longer packet headers of a patched libpcap.
+// The magic numbers: microseconds, nanoseconds, and the longer packet headers of a patched libpcap.
 const PCAP: [[u8; 4]; 5] = [
     [0xa1, 0xb2, 0xc3, 0xd4],
     [0xd4, 0xc3, 0xb2, 0xa1],
@@ -157,11 +157,11 @@ const PCAP: [[u8; 4]; 5] = [
     [0x34, 0xcd, 0xb2, 0xa1],
 ];
 
-/// What the blocks so far say about the packets that follow.
+/// The properties of the following packets, as far as the blocks that were read describe them.
 #[derive(Default)]
 struct Format {
     is_big_endian: bool,
-    /// The interfaces of this section; those of a pcap file are one.
+    /// The interfaces of the current section. A pcap file has one.
     interfaces: Vec<Interface>,
 }
 
@@ -169,9 +169,9 @@ struct Format {
 struct Interface {
     link_type: LinkType,
     snap_len: u32,
-    /// A negative power of ten, or, with the highest bit set, of two.
+    /// The unit of time stamps, as a negative power of ten, or of two if the highest bit is set.
     resolution: u8,
-    /// Seconds that are added to each time.
+    /// The seconds that are added to each time stamp.
     offset: i64,
 }
 
@@ -183,7 +183,7 @@ const UNDESCRIBED: Interface = Interface {
 };
 
 impl Format {
-    // The packet in a block, if there is one. Blocks of other kinds describe packets, or have nothing that is shown.
+    // Returns the packet in a block, if it has one. Other blocks describe packets, or have content that is not shown.
     fn take(&mut self, block: &PcapBlockOwned<'_>) -> Option<Captured> {
         match block {
             PcapBlockOwned::LegacyHeader(header) => {
@@ -328,7 +328,8 @@ fn units(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-// A pcap file has the length of the frame check sequence in the higher bits.
+// The bits of a pcap file's link type field that are the link type. The higher bits have the length of the frame check
+// sequence.
 const LINK_TYPE_BITS: u32 = 0x03ff_ffff;
 
 // Numbers of <https://www.tcpdump.org/linktypes.html>.

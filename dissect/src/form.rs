@@ -1,4 +1,4 @@
-//! A packet as fields. serde writes and reads it; [`encode`](crate::encode()) turns it back into bytes.
+//! A dissected packet as fields. serde writes and reads it, and [`encode`](crate::encode()) turns it back into bytes.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,53 +22,54 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::summary::Summary;
 
-/// A capture.
+/// A dissected capture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capture {
-    /// The packets, in the order of the file.
+    /// The dissected packets, in the order of the file.
     pub packets: Vec<Packet>,
-    /// What was left of the streams when the capture ended.
+    /// The bytes of TCP streams that were not parsed when the capture ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unfinished: Vec<Pdu>,
-    /// The summary.
+    /// Counts of the packets and checksums.
     pub summary: Summary,
-    /// Why the rest of the file cannot be read, where that is so.
+    /// The reason why the rest of the file cannot be read; `None` if the whole file was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defect: Option<String>,
 }
 
-/// A packet.
+/// A dissected packet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Packet {
-    /// Its number in the capture, from 1.
+    /// The number of the packet in the capture, from 1.
     pub number: u64,
-    /// Time of capture.
+    /// The time of capture.
     pub time: Time,
-    /// Length on the wire, where the capture has fewer bytes.
+    /// The length on the wire, in bytes, if the capture has cut the packet; otherwise `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_len: Option<u32>,
-    /// The link type.
+    /// The link-layer header.
     pub link: Link,
-    /// The headers between the link layer's and the last IP header: tags, labels and tunnels, the outermost first.
+    /// The headers between the link-layer header and the last IP header: tags, labels and tunnels, the outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<Layer>,
-    /// Its last IP header.
+    /// The last IP header before the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ip>,
-    /// What follows the IP header.
+    /// The content after the last IP header.
     pub content: Content,
-    /// Of the last fragment to arrive: the whole packet, for the reader. Its bytes are those of the fragments.
+    /// The whole packet that this fragment completes, for human readers: its bytes are those of the fragments. `None` if
+    /// this is no fragment or completes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reassembled: Option<Box<Packet>>,
-    /// Bytes after the packet: padding of short frames, and frame check sequences.
+    /// Bytes after the end of the packet: padding of short frames, and frame check sequences.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub trailer: Hex,
-    /// Why the packet was not dissected further: the protocol that is not known here, or the headers that are missing.
+    /// The reason why the packet was not dissected further: an unsupported protocol, or missing headers. `None` if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_over: Option<String>,
-    /// Complaints.
+    /// The faults that were found in the packet, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub complaints: Vec<String>,
 }
@@ -77,234 +78,235 @@ pub struct Packet {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Time {
-    /// Seconds.
+    /// Whole seconds since the epoch.
     pub seconds: u64,
-    /// Nanoseconds.
+    /// Nanoseconds since the last whole second.
     pub nanoseconds: u32,
 }
 
-/// The link-layer header of a packet.
+/// The link-layer header of a packet, by the link type of the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Link {
-    /// Ethernet.
+    /// An Ethernet header.
     Ethernet(Ethernet),
-    /// Raw IP: the packet begins with an IP header.
+    /// No link-layer header: the packet begins with an IP header.
     Raw,
-    /// Linux's cooked capture.
+    /// Linux's cooked capture, first version.
     Sll(Sll),
-    /// Linux's cooked capture, second version.
+    /// The header of Linux's cooked capture, second version (SLL2).
     Sll2(Sll2),
-    /// BSD's loopback.
+    /// The header of BSD's loopback interface: an address family.
     Loopback(Loopback),
-    /// A link type by its number, of whose packets no protocol is known here.
+    /// Another link type, by its number. Its packets are not dissected.
     Other(u32),
-    /// The file does not describe the interface of the packet.
+    /// The file does not describe the interface that captured the packet.
     Undescribed,
-    /// Bytes that are too short for the header.
+    /// The packet is too short for its link-layer header.
     Short,
 }
 
-/// A header between the link layer's and the last IP header.
+/// A header between the link-layer header and the last IP header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layer {
-    /// ERSPAN of the second version.
+    /// An ERSPAN header of the second version.
     #[serde(rename = "erspan_2")]
     Erspan2(Erspan2),
-    /// ERSPAN of the third version.
+    /// An ERSPAN header of the third version.
     #[serde(rename = "erspan_3")]
     Erspan3 {
-        /// The header.
+        /// The ERSPAN header.
         header: Erspan3,
-        /// Its optional subheader.
+        /// The optional subheader.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         subheader: Hex,
     },
-    /// Ethernet in a tunnel.
+    /// An Ethernet header in a tunnel.
     Ethernet(Ethernet),
-    /// Geneve.
+    /// A Geneve header.
     Geneve {
-        /// The header.
+        /// The Geneve header.
         header: Geneve,
-        /// Its options.
+        /// The options.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         options: Hex,
     },
-    /// GRE.
+    /// A GRE header.
     Gre {
-        /// The header.
+        /// The GRE header.
         header: Gre,
-        /// Checksum, key and sequence number, those that the header announces.
+        /// The optional fields that the header announces: checksum, key and sequence number.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         fields: Hex,
     },
     /// The IP header of a tunnel.
     Ip(Ip),
-    /// A label of MPLS.
+    /// An MPLS label.
     Mpls(Mpls),
-    /// PPP over Ethernet.
+    /// A header of PPP over Ethernet.
     Pppoe(Pppoe),
-    /// LLC and SNAP.
+    /// The LLC and SNAP headers of an IEEE 802.3 frame.
     Snap(Snap),
     /// The UDP header of a tunnel.
     Udp(Udp),
     /// A VLAN tag.
     Vlan(Vlan),
-    /// VXLAN.
+    /// A VXLAN header.
     Vxlan(Vxlan),
 }
 
-/// An IP header, or the GRH in its place.
+/// An IP header, or the GRH that RoCEv1 has instead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ip {
-    /// IPv4.
+    /// An IPv4 header.
     V4 {
-        /// The header.
+        /// The IPv4 header.
         header: Ipv4,
-        /// Its options.
+        /// The options.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         options: Hex,
     },
-    /// IPv6.
+    /// An IPv6 header.
     V6 {
-        /// The header.
+        /// The IPv6 header.
         header: Ipv6,
-        /// Its extension headers.
+        /// The extension headers.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         extensions: Hex,
     },
     /// The GRH of RoCEv1.
     Grh {
-        /// The header.
+        /// The GRH.
         header: Grh,
     },
 }
 
-/// What follows the IP header, or the link-layer header where there is no IP.
+/// The content after the last IP header, or after the link-layer header if there is no IP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// A packet of RoCE.
+    /// A RoCE packet.
     Roce(Box<Roce>),
-    /// Packets of RoCEv2 that the kernel has joined to one datagram.
+    /// RoCEv2 packets that the kernel has joined to one datagram (GSO or GRO).
     Joined(Joined),
-    /// A datagram to the port of RoCEv2, or what follows a GRH, that is no RoCE packet.
+    /// A datagram to the port of RoCEv2, or the bytes after a GRH, that is not a valid RoCE packet.
     BadRoce(BadRoce),
-    /// TCP, with or without iWARP in it.
+    /// A TCP segment, of an iWARP connection or of another.
     Tcp(TcpSegment),
-    /// A fragment of an IP packet.
+    /// The payload of a fragment of an IP packet.
     Fragment(Hex),
-    /// Anything else.
+    /// The bytes of any other content.
     Other(Hex),
 }
 
-/// A datagram of several packets of RoCEv2, whose segmentation is left to the device (GSO), or which the kernel has joined
-/// when they arrived (GRO). All but the last have the same length.
+/// A datagram that has the payloads of several RoCEv2 packets: either its segmentation was left to the device (GSO), or the
+/// kernel has joined the packets after they arrived (GRO). All packets but the last have the same length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Joined {
-    /// UDP's header of the datagram.
+    /// The UDP header of the datagram.
     pub udp: Udp,
-    /// Whether IP's identification is one higher in each packet.
+    /// Whether the IPv4 identification grows by one from packet to packet.
     pub identification_counts: bool,
     /// The packets, each with the UDP header that it has on the wire.
     pub packets: Vec<Roce>,
-    /// Bytes of one more packet, which is cut within its BTH.
+    /// The bytes of a further packet, which the capture has cut within its BTH.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub rest: Hex,
 }
 
-/// A packet of RoCE.
+/// A RoCE packet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roce {
-    /// UDP's header, which RoCEv1 has not.
+    /// The UDP header; `None` for RoCEv1, which has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Udp>,
-    /// The opcode's name, for the reader.
+    /// The name of the opcode. It is for human readers; encoding ignores it.
     pub opcode: String,
-    /// BTH and the extended headers of its opcode.
+    /// The BTH and the extended headers of its opcode.
     pub headers: Headers,
-    /// The payload.
+    /// The payload, decoded if it is a MAD or belongs to RDS.
     pub payload: Payload,
-    /// Length of the whole payload, where the packet is cut and the ICRC is missing.
+    /// The length of the whole payload in bytes, if the capture has cut the packet, so that the ICRC is missing; otherwise
+    /// `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_from: Option<u32>,
-    /// The pad, if it is not zero; of a packet that is cut, the bytes of an incomplete header or those after the payload.
+    /// The pad, if it is not zero. In a packet that is cut: the bytes of an incomplete header, or those after the payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
-    /// The invariant CRC, unless it is cut.
+    /// The invariant CRC; `None` if the capture has cut the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub icrc: Option<Checksum>,
 }
 
-/// A datagram to the port of RoCEv2, or what follows a GRH, that is no RoCE packet.
+/// A datagram to the port of RoCEv2, or the bytes after a GRH, that is not a valid RoCE packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BadRoce {
-    /// UDP's header, which RoCEv1 has not.
+    /// The UDP header; `None` for RoCEv1, which has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Udp>,
-    /// The payload.
+    /// The bytes after the UDP header or GRH.
     pub octets: Hex,
 }
 
-/// The payload of a packet of RoCE.
+/// The payload of a RoCE packet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
-    /// The program's data.
+    /// Data of the program.
     Data(Hex),
-    /// A management datagram.
+    /// A management datagram (MAD), with its header parsed.
     Mad(Box<Management>),
-    /// A SEND of RDS, or part of one.
+    /// A SEND of an RDS connection, or a part of one.
     Rds(Box<Rds>),
 }
 
-/// A SEND of RDS, which is a fragment of a message, or part of one.
+/// A SEND of an RDS connection, which is a fragment of an RDS message; or a part of one, if the SEND has several packets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rds {
-    /// The header, at the beginning of the SEND.
+    /// The RDS header; `None` if this is not the beginning of the SEND.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<RdsHeader>,
-    /// The data of the message.
+    /// Data of the RDS message.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub data: Hex,
-    /// The message that it completes, for the reader.
+    /// The message that this SEND completes, if it does. It is for human readers; encoding ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completes: Option<RdsMessage>,
 }
 
-/// The header of a fragment of RDS.
+/// The header of a fragment of an RDS message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RdsHeader {
-    /// The message's number among all of this direction.
+    /// The sequence number of the message, counted for each direction.
     pub sequence: u64,
-    /// The highest number that has arrived in the other direction.
+    /// The highest sequence number that has arrived in the other direction.
     pub ack: u64,
-    /// Bytes of the whole message.
+    /// The length of the whole message, in bytes.
     pub length: u32,
-    /// The socket that has sent it.
+    /// The RDS port of the sending socket.
     pub source_port: u16,
-    /// The socket that it is for.
+    /// The RDS port of the receiving socket.
     pub destination_port: u16,
-    /// Its flags, as [`Flags`](polyverbs_wire::rds::Flags) names them.
+    /// The flags of the fragment, as [`Flags`](polyverbs_wire::rds::Flags) names them.
     pub flags: u8,
-    /// Receives that the sender has posted since it said so last.
+    /// The number of receives that the sender has posted since its previous header (flow control credit).
     pub credit: u8,
-    /// Its padding.
+    /// The padding of the header.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub padding: Octets<4>,
-    /// The checksum; not in use where it is 0.
+    /// The checksum of the header; a value of 0 means that none is used.
     pub checksum: Checksum<2>,
-    /// The room for extension headers.
+    /// The 16 bytes that hold the extension headers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extension_octets: Octets<16>,
-    /// The extension headers in it, for the reader.
+    /// The decoded extension headers. They are for human readers; encoding ignores them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<Extension>,
 }
@@ -313,168 +315,170 @@ fn is_zero<const N: usize>(octets: &Octets<N>) -> bool {
     octets.0 == [0; N]
 }
 
-/// A message of RDS, or what stands in its place.
+/// A complete RDS message, or an acknowledgment without a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RdsMessage {
-    /// The program's data.
+    /// A message between programs.
     Data {
-        /// Its length in bytes.
+        /// The length of the message, in bytes.
         length: u32,
     },
-    /// The ports of the sender that take no more messages.
+    /// A congestion map: the ports of the sender that are congested.
     CongestionMap(Vec<u16>),
-    /// Nothing but an acknowledge, which is no message.
+    /// A fragment that only acknowledges.
     Acknowledge,
 }
 
-/// A management datagram.
+/// A management datagram (MAD).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Management {
-    /// Its header.
+    /// The MAD header.
     pub header: MadHeader,
-    /// The data behind the header.
+    /// The data after the MAD header.
     pub content: ManagementContent,
-    /// The RDMA connection manager's header at the beginning of the private data, if there is one; for the reader.
+    /// The RDMA CM header with which the private data begins, if there is one. It is for human readers; encoding ignores
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_cm: Option<RdmaCm>,
-    /// RDS's private data behind it, if the connection is of RDS; for the reader.
+    /// The RDS private data after the RDMA CM header, if this is an RDS connection. It is for human readers; encoding
+    /// ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
 }
 
-/// The data of a management datagram.
+/// The data of a management datagram, after its header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // Boxed as a whole.
 pub enum ManagementContent {
-    /// A message of the connection manager.
+    /// A CM message.
     Cm(Message),
-    /// Anything else.
+    /// Data that is no CM message.
     Data(Octets<232>),
 }
 
-/// A checksum.
+/// A checksum of `N` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checksum<const N: usize = 4> {
-    /// The value captured.
+    /// The value in the captured packet.
     pub value: Octets<N>,
-    /// Whether it is correct.
+    /// Whether the value is right.
     pub verdict: Verdict,
 }
 
-/// Whether a checksum is correct.
+/// Whether a checksum is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Correct; computed anew when the packet is encoded.
+    /// The checksum is right. It is computed anew when the packet is encoded.
     Right,
-    /// Incorrect.
+    /// The checksum is wrong. The captured value is kept.
     Wrong,
-    /// Not in use, as both sides agreed.
+    /// The protocol or its two ends have agreed to use no checksum here.
     Unused,
 }
 
-/// A segment of TCP.
+/// A TCP segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TcpSegment {
-    /// The header.
+    /// The TCP header.
     pub header: Tcp,
-    /// Its options.
+    /// The TCP options.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub options: Hex,
-    /// Its data.
+    /// The payload of the segment.
     pub payload: TcpPayload,
-    /// The units that it completes in the connection's streams, in order.
+    /// The units of MPA streams that this segment completes, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub completes: Vec<Pdu>,
 }
 
-/// The data of a segment.
+/// The payload of a TCP segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TcpPayload {
-    /// None.
+    /// The segment has no payload.
     None,
-    /// Part of an MPA stream.
+    /// The payload is part of an MPA stream, and its bytes are in the stream's units.
     Stream {
-        /// The connection, counted from 0.
+        /// The number of the connection in the capture, from 0.
         connection: u32,
-        /// The sender.
+        /// The end of the connection that sent the segment.
         side: Side,
-        /// Their offset in the stream.
+        /// The offset of the bytes in the stream.
         offset: u64,
-        /// Their length in bytes.
+        /// The number of bytes.
         len: u32,
     },
-    /// No part of an MPA stream, or one that does not fit.
+    /// The payload is no part of an MPA stream, or does not fit into it.
     Octets(Hex),
 }
 
-/// A side of a connection.
+/// One of the two ends of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// The side that opened the connection, or, if that was not captured, the one seen first.
+    /// The end that opened the connection; if its SYN was not captured, the end whose segment comes first.
     Initiator,
-    /// The other side.
+    /// The end to which the initiator connected.
     Responder,
 }
 
-/// A unit of an MPA stream.
+/// A unit of an MPA stream, and its position.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pdu {
-    /// The connection, counted from 0.
+    /// The number of the connection in the capture, from 0.
     pub connection: u32,
-    /// The sender.
+    /// The end of the connection that sent the unit.
     pub side: Side,
-    /// Its offset in the stream.
+    /// The offset of the unit in the stream.
     pub offset: u64,
-    /// The unit.
+    /// The decoded unit.
     pub unit: Unit,
 }
 
-/// A unit of an MPA stream.
+/// A unit of an MPA stream: a start frame, an FPDU, or unparsed bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// A request or reply.
+    /// An MPA request or reply.
     Start(Start),
     /// An FPDU.
     Fpdu(Box<Fpdu>),
-    /// Bytes that cannot be parsed.
+    /// Bytes that were not parsed.
     Octets {
-        /// The complaint, if something is wrong.
+        /// The reason why the bytes were not parsed; `None` if that is no fault.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         complaint: Option<String>,
-        /// The bytes.
+        /// The unparsed bytes.
         octets: Hex,
     },
 }
 
-/// MPA's request or reply.
+/// An MPA request or reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
-    /// Its header.
+    /// The header of the frame.
     pub header: StartHeader,
-    /// The fields of revision 2.
+    /// The header that revision 2 adds; `None` if the frame does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enhanced: Option<Enhanced>,
-    /// The program's private data.
+    /// The private data of the program.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub private_data: Hex,
-    /// The same, if the connection is of RDS; for the reader.
+    /// The private data in RDS's format, if this is an RDS connection. It is for human readers; encoding ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
 }
 
 impl Start {
-    /// Request or reply.
+    /// Returns `Request` or `Reply`.
     pub(crate) fn kind_name(&self) -> &'static str {
         if self.header.key.0 == *Kind::Request.key() {
             "Request"
@@ -484,95 +488,95 @@ impl Start {
     }
 }
 
-/// An FPDU.
+/// An FPDU: a DDP segment in its MPA frame.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fpdu {
-    /// The message's name, for the reader.
+    /// The name of the RDMAP message. It is for human readers; encoding ignores it.
     pub opcode: String,
-    /// DDP's header; none where the segment cannot be parsed.
+    /// The DDP header; `None` if the segment could not be parsed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<SegmentHeader>,
-    /// What follows the header.
+    /// The part of the segment after the DDP header.
     pub body: SegmentBody,
-    /// The markers in the frame, if any.
+    /// The markers in the frame; `None` if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub markers: Option<Markers>,
-    /// The pad, if it is not zero.
+    /// The pad; `None` if it is zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
-    /// The checksum.
+    /// The CRC-32C of the frame.
     pub crc: Checksum,
 }
 
-/// The markers in a frame.
+/// The markers in an FPDU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Markers {
-    /// Bytes between the beginning of full operation and the frame.
+    /// The number of bytes of the stream between the beginning of full operation and the frame.
     pub position: u64,
-    /// The markers.
+    /// The captured bytes of each marker.
     pub markers: Vec<Octets<4>>,
 }
 
-/// What follows the header of a DDP segment.
+/// The part of a DDP segment after its DDP header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SegmentBody {
-    /// The program's data.
+    /// Data of the program.
     Data(Hex),
-    /// A Send of RDS, or part of one.
+    /// A Send of an RDS connection, or a part of one.
     Rds(Box<Rds>),
     /// The header of an Atomic Request.
     AtomicRequest(AtomicRequest),
     /// The header of an Atomic Response.
     AtomicResponse(AtomicResponse),
-    /// The program's eight bytes of Immediate Data.
+    /// Eight bytes of Immediate Data.
     Immediate(Octets<8>),
     /// The header of an RDMA Read Request.
     ReadRequest(ReadRequest),
-    /// A Terminate.
+    /// A Terminate message.
     Terminate(Terminate),
-    /// The data of an extension's operation.
+    /// An operation of an extension without a standard encoding.
     Extension {
-        /// The extension.
+        /// The header, which names the extension.
         header: ExtensionHeader,
-        /// Its data.
+        /// The bytes after the header.
         data: Hex,
     },
-    /// A whole segment that cannot be parsed.
+    /// A whole segment that could not be parsed.
     Undecoded(Hex),
 }
 
-/// A Terminate.
+/// A Terminate message, with as many of its parts as it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terminate {
-    /// Its header.
+    /// The control field.
     pub control: TerminateControl,
-    /// The code's name, for the reader.
+    /// The name of the error. It is for human readers; encoding ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meaning: Option<String>,
-    /// Length of the terminated segment.
+    /// The length of the DDP segment that caused the error, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_len: Option<u16>,
-    /// DDP's header of that segment.
+    /// The DDP header of the segment that caused the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ddp: Option<SegmentHeader>,
-    /// RDMAP's header of that segment.
+    /// The RDMAP header of the segment that caused the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdmap: Option<TerminatedRequest>,
-    /// The rest.
+    /// The bytes after the parsed headers.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub rest: Hex,
 }
 
-/// Bytes, as hexadecimal digits.
+/// Bytes that text formats represent as hexadecimal digits.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Hex(pub Vec<u8>);
 
 impl Hex {
-    /// Whether it is empty.
+    /// Returns whether there are no bytes.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -628,7 +632,7 @@ impl From<Duration> for Time {
 }
 
 impl Packet {
-    /// The RoCE packet, if it is one.
+    /// Returns the RoCE packet; `None` for other content.
     pub fn roce(&self) -> Option<&Roce> {
         match &self.content {
             Content::Roce(roce) => Some(roce),
@@ -636,7 +640,7 @@ impl Packet {
         }
     }
 
-    /// The innermost IP header.
+    /// Returns the innermost IP header; `None` if the packet has none.
     pub fn innermost_ip(&self) -> Option<&Ip> {
         let outer = self.layers.iter().rev().find_map(|layer| match layer {
             Layer::Ip(ip) => Some(ip),
@@ -645,7 +649,7 @@ impl Packet {
         self.ip.as_ref().or(outer)
     }
 
-    /// The units that it completes in MPA streams.
+    /// Returns the units of MPA streams that this packet completes, itself or by the packet that is reassembled in it.
     pub fn completes(&self) -> &[Pdu] {
         match (&self.content, &self.reassembled) {
             (Content::Tcp(segment), _) => &segment.completes,

@@ -1,4 +1,4 @@
-//! IP packets, reassembled from fragments in any order.
+//! Reassembles IP packets from fragments that arrive in any order.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,21 +11,21 @@ use crate::form::{Hex, Ip};
 use crate::layers::{Fragment, Reason, extension_len};
 use crate::line::addresses;
 
-/// How many incomplete packets are kept.
+/// The most incomplete packets that are kept; if there are more, the oldest is given up.
 const KEPT: usize = 1024;
 
-/// Incomplete packets.
+/// The IP packets of which not all fragments have arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Fragments {
-    /// Those of which some fragments have arrived, the oldest first.
+    /// The packets with the fragments that have arrived, the oldest first.
     incomplete: VecDeque<(Key, Parts)>,
-    /// How many fragments of packets that were given up there were, by the version of IP.
+    /// How many fragments belonged to packets that were given up, by the version of IP.
     given_up: HashMap<&'static str, u64>,
-    /// The packet that the last fragment has completed.
+    /// The packet that the last fragment has completed, if it did.
     whole: Option<Vec<u8>>,
 }
 
-/// What the fragments of one packet have in common.
+/// The fields that all fragments of one packet have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     addresses: (std::net::IpAddr, std::net::IpAddr),
@@ -33,23 +33,23 @@ struct Key {
     identification: u32,
 }
 
-/// The fragments of a packet that have arrived.
+/// The fragments of one packet that have arrived.
 #[derive(Debug)]
 struct Parts {
     version: &'static str,
-    /// The headers of the first fragment.
+    /// The IP headers of the fragment at offset 0; `None` until it has arrived.
     headers: Option<Ip>,
     payload: Assembly,
-    /// Where the payload ends, known from the last fragment.
+    /// The length of the payload in bytes; `None` until the last fragment has arrived.
     end: Option<u64>,
     fragments: u64,
 }
 
 impl Fragments {
-    /// Inserts a fragment.
+    /// Inserts a fragment, and puts the packet together if it is complete now.
     ///
     /// # Errors
-    /// Its bytes, or bytes where they belong, have arrived already; or the packet ends before.
+    /// The fragment overlaps one that has arrived, or exceeds the end of its packet.
     pub(crate) fn insert(
         &mut self,
         ip: &Ip,
@@ -74,12 +74,14 @@ impl Fragments {
         Ok(())
     }
 
-    /// The packet that the last fragment has completed, on a raw link.
+    /// Takes the packet that the last fragment has completed; `None` if it completed none. The packet begins with its IP
+    /// header.
     pub(crate) fn poll_whole(&mut self) -> Option<Vec<u8>> {
         self.whole.take()
     }
 
-    /// How many fragments there were of packets of which others are missing, by the reason to pass them over.
+    /// Gives up all incomplete packets. Returns how many fragments of incomplete packets there were, by the reason to pass
+    /// them over.
     pub(crate) fn of_incomplete_packets(&mut self) -> impl Iterator<Item = (Reason, u64)> {
         while self.give_up_the_oldest() {}
         self.given_up.drain().map(|(version, count)| {
@@ -88,7 +90,7 @@ impl Fragments {
         })
     }
 
-    // Returns the place of the new packet.
+    // Begins a packet, and returns its index.
     fn begin(&mut self, key: Key, version: &'static str) -> usize {
         if self.incomplete.len() == KEPT {
             self.give_up_the_oldest();
@@ -139,7 +141,7 @@ impl Parts {
         Ok(())
     }
 
-    // The packet, if nothing of it is missing.
+    // Returns the packet; `None` while a fragment is missing.
     fn whole(&self, protocol: u8) -> Option<Vec<u8>> {
         let is_whole = self.end == Some(self.payload.end());
         let headers = self.headers.as_ref().filter(|_| is_whole)?;
@@ -151,7 +153,7 @@ impl Parts {
     }
 }
 
-/// The headers that a packet had before it was cut into fragments; `None` if it is too long to have been one.
+/// Returns the headers that a packet had before it was cut into fragments; `None` if it would be too long for an IP packet.
 fn unfragmented(of_first: &Ip, protocol: u8, payload: usize) -> Option<Ip> {
     Some(match of_first {
         Ip::V4 { header, options } => Ip::V4 {
@@ -179,7 +181,7 @@ fn unfragmented(of_first: &Ip, protocol: u8, payload: usize) -> Option<Ip> {
     })
 }
 
-// The field that names what follows the extension headers.
+// Returns the field that names the protocol after the last extension header.
 fn last_next_header<'h>(header: &'h mut Ipv6, extensions: &'h mut [u8]) -> Option<&'h mut u8> {
     let (mut last, mut at, mut number) = (None, 0, header.next_header);
     while at < extensions.len() {
@@ -194,7 +196,7 @@ fn last_next_header<'h>(header: &'h mut Ipv6, extensions: &'h mut [u8]) -> Optio
     }
 }
 
-/// The version of an IP header, by name.
+/// Returns the name of an IP version.
 pub(crate) fn version(ip: &Ip) -> &'static str {
     match ip {
         Ip::V4 { .. } => "IPv4",

@@ -1,7 +1,7 @@
-//! The headers of a packet from the link layer to the transport that is dissected further.
+//! Takes the headers of a packet from the link layer up to the transport that is dissected further.
 //!
-//! Each step takes one header and says what follows it. A step that cannot go on gives the reason, under which the packet is
-//! counted as passed over.
+//! Each step takes one header and returns which protocol follows it. If a step cannot continue, it returns the reason, and
+//! the summary counts the packet as passed over for this reason.
 
 use polyverbs_wire::layout::Header;
 use polyverbs_wire::net::{
@@ -13,45 +13,46 @@ use polyverbs_wire::roce::Grh;
 use crate::file::{Captured, LinkType};
 use crate::form::{Hex, Ip, Layer, Link};
 
-/// The headers of a packet.
+/// The headers of a packet up to its transport, and the position after them.
 #[derive(Debug)]
 pub(crate) struct Layers<'o> {
     pub(crate) link: Link,
-    /// Those between the link layer's and the last IP header.
+    /// The headers between the link-layer header and the last IP header.
     pub(crate) between: Vec<Layer>,
     pub(crate) ip: Option<Ip>,
     octets: &'o [u8],
     is_cut: bool,
-    /// Where the part begins that is not taken yet.
+    /// The offset of the first byte that no step has taken.
     at: usize,
-    /// Where the packet ends by the headers so far: the capture may have less, and padding after it.
+    /// The offset at which the packet ends according to its headers so far. The capture may have fewer bytes, and padding
+    /// after the packet.
     end: usize,
 }
 
-/// The protocol that is dissected further.
+/// A protocol that is dissected further. The position is then at the beginning of its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// A datagram to the port of RoCEv2, at its UDP header.
+    /// RoCEv2: a datagram to its port. Its UDP header comes next.
     RoceV2,
-    /// RoCEv1, after the GRH.
+    /// RoCEv1. The BTH comes next, after the GRH.
     RoceV1,
-    /// A segment, at its TCP header.
+    /// TCP. The TCP header comes next.
     Tcp,
-    /// A fragment of an IP packet, after its headers.
+    /// A fragment of an IP packet. Its payload comes next.
     Fragment(Fragment),
 }
 
-/// Which part of which packet an IP fragment is.
+/// The packet to which an IP fragment belongs, and the fragment's position in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fragment {
     pub(crate) identification: u32,
     pub(crate) protocol: u8,
-    /// Where it begins in the payload of the packet, in bytes.
+    /// The offset of the fragment in the payload of the packet, in bytes.
     pub(crate) offset: u32,
     pub(crate) is_last: bool,
 }
 
-/// Why a packet is passed over.
+/// The reason why a packet is not dissected further, as the summary counts it.
 pub(crate) type Reason = String;
 
 enum Next {
@@ -62,7 +63,7 @@ enum Next {
 }
 
 impl<'o> Layers<'o> {
-    /// Takes the headers of a packet; the transport is the reason to pass the packet over where there is none.
+    /// Takes the headers of a packet. The result has the transport, or the reason why the packet is not dissected further.
     pub(crate) fn of(captured: &'o Captured) -> (Self, Result<Transport, Reason>) {
         let mut layers = Self {
             link: Link::Short,
@@ -77,22 +78,22 @@ impl<'o> Layers<'o> {
         (layers, transport)
     }
 
-    /// The captured part of what follows the headers.
+    /// The captured bytes after the headers, up to the end of the packet.
     pub(crate) fn rest(&self) -> &'o [u8] {
         self.octets.get(self.at..self.captured_end()).unwrap_or(&[])
     }
 
-    /// Whether the capture, or the mirroring switch, has cut the packet.
+    /// Returns whether the capture, or a switch that mirrored the packet, has cut the packet.
     pub(crate) const fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// How many bytes at the end of that are missing.
+    /// How many bytes at the end of the packet were not captured.
     pub(crate) fn missing(&self) -> usize {
         self.end.saturating_sub(self.octets.len())
     }
 
-    /// Bytes after the packet: padding of short frames, and frame check sequences.
+    /// The captured bytes after the end of the packet: padding of short frames, and frame check sequences.
     pub(crate) fn trailer(&self) -> &'o [u8] {
         &self.octets[self.captured_end().max(self.at)..]
     }
@@ -251,7 +252,7 @@ impl<'o> Layers<'o> {
         next
     }
 
-    // Takes the extension headers, up to that of a fragment, and returns what follows them.
+    // Takes the extension headers, up to that of a fragment, and returns which protocol follows them.
     fn ipv6_extensions(&mut self, mut next: u8) -> Result<Next, Reason> {
         loop {
             let header: Ipv6Extension = match next {
@@ -291,7 +292,7 @@ impl<'o> Layers<'o> {
         Ok(Next::Transport(Transport::RoceV1))
     }
 
-    // The IP header so far, if there is one, is that of a tunnel.
+    // Moves the IP header so far, if there is one, to the layers: it is that of a tunnel.
     fn outer_ip(&mut self) {
         self.between.extend(self.ip.take().map(Layer::Ip));
     }
@@ -420,13 +421,13 @@ impl<'o> Layers<'o> {
             .ok_or_else(|| self.too_short())
     }
 
-    // Bytes that follow a header of `after` bytes, which is not taken yet.
+    // Returns `len` bytes that follow the next header, which has `after` bytes. Neither is taken.
     fn peek_bytes(&self, after: usize, len: usize) -> Result<Hex, Reason> {
         let octets = self.rest().get(after..after + len);
         octets.map(Hex::from).ok_or_else(|| self.too_short())
     }
 
-    /// The reason to pass a packet over whose next header is not whole.
+    /// Returns the reason for a packet whose next header is not complete.
     pub(crate) fn too_short(&self) -> Reason {
         if self.is_cut && self.missing() > 0 {
             CUT.to_owned()
@@ -436,13 +437,13 @@ impl<'o> Layers<'o> {
     }
 }
 
-/// The reason to pass a packet over whose headers the capture does not have.
+/// The reason for a packet that the capture has cut within its headers.
 pub(crate) const CUT: &str = "cut within its headers";
 
-/// Ports from this one on are taken by clients: the other port names the service.
+/// The lowest port that is taken to be a client's: the other port then names the service.
 const FIRST_EPHEMERAL: u16 = 0x8000;
 
-/// The length in bytes of an extension header of IPv6, by its own protocol number.
+/// Returns the length in bytes of an IPv6 extension header. `number` is the header's own protocol number.
 pub(crate) fn extension_len(number: u8, header: &Ipv6Extension) -> usize {
     match number {
         protocol::FRAGMENT => Ipv6Extension::LEN,

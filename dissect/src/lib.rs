@@ -9,12 +9,13 @@
 //! | [`summary`] | counts |
 //! | [`line`](mod@line) | a packet in one line |
 //!
-//! Every ICRC and CRC-32C is checked, and whatever cannot be parsed is a complaint of the packet where that showed. A form
-//! holds fields and payloads but no raw headers; correct checksums are computed anew when it is encoded. TCP streams are
-//! reassembled whatever the order of their segments, and an FPDU is shown in the packet that completes it. IP packets are put
-//! together from their fragments, and shown in the fragment that completes them.
+//! Every ICRC and CRC-32C is checked. Anything that cannot be parsed is a complaint of the packet at which that became
+//! clear. The form of a packet has fields and payloads but no raw headers; checksums that were right are computed anew when
+//! it is encoded. TCP streams are reassembled in whatever order their segments arrive, and an FPDU is shown in the packet
+//! that completes it. IP packets are reassembled from their fragments, and shown in the fragment that completes them.
 //!
-//! RDS is found by the port that a connection was made with, so that the capture has to have its beginning.
+//! An RDS connection is recognized by the port of its connection request, so the capture must include the beginning of the
+//! connection.
 #![forbid(unsafe_code)]
 
 pub mod encode;
@@ -40,7 +41,7 @@ pub use form::{Capture, Packet};
 pub use line::line;
 pub use summary::Summary;
 
-/// Dissects a whole file, or the part of it before a defect.
+/// Dissects a whole capture file. If the file has a defect, the result has the packets before it, and the defect in words.
 ///
 /// # Errors
 /// The format is unknown, or reading failed at the beginning.

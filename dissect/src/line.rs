@@ -1,4 +1,4 @@
-//! A packet in one line.
+//! Prints a packet in one line.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +14,7 @@ use crate::form::{
     RdsMessage, Roce, SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
 };
 
-/// The packet in one line, without complaints: its number, the time since `first`, its endpoints, its headers and its content.
+/// Returns a packet in one line, without its complaints: number, time since `first`, addresses, headers and content.
 pub fn line(packet: &Packet, first: Time) -> String {
     let mut line = format!(
         "{:>5} {:>12.6} ",
@@ -40,7 +40,7 @@ pub fn line(packet: &Packet, first: Time) -> String {
     line
 }
 
-/// The endpoints of a packet.
+/// Returns the source and the destination address of an IP header.
 pub fn addresses(ip: &Ip) -> (IpAddr, IpAddr) {
     match ip {
         Ip::V4 { header, .. } => (
@@ -58,7 +58,7 @@ pub fn addresses(ip: &Ip) -> (IpAddr, IpAddr) {
     }
 }
 
-/// The names of a packet's headers, the outermost first.
+/// Returns the names of a packet's headers, the outermost first.
 pub fn headers(packet: &Packet) -> Vec<&'static str> {
     let mut names = match packet.link {
         Link::Ethernet(_) => vec!["Ethernet"],
@@ -142,7 +142,7 @@ fn roce_names(roce: &Roce) -> Vec<&'static str> {
     names
 }
 
-// Well-known protocols other than RoCEv2 and iWARP.
+// Returns the names of well-known protocols other than RoCEv2 and iWARP.
 fn other(packet: &Packet) -> Option<&'static str> {
     const ARP: u16 = 0x0806;
     let number = match &packet.ip {

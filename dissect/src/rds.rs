@@ -1,4 +1,4 @@
-//! RDS above SENDs: which connections carry it, and its messages put together.
+//! RDS over SEND messages: finds the connections that carry it, and puts its messages together.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::form::{Checksum, Rds, RdsHeader, RdsMessage, Verdict};
 const PADDING: Range<usize> = 26..30;
 const CHECKSUM: Range<usize> = 30..32;
 
-/// Whether the hosts that are connected through this port of RDS have IPv6 addresses; `None` of any other port.
+/// Returns whether the hosts that connect to this RDS port have IPv6 addresses; `None` if it is no RDS port.
 pub(crate) const fn is_v6(port: u16) -> Option<bool> {
     match port {
         PORT => Some(false),
@@ -27,7 +27,7 @@ pub(crate) const fn is_v6(port: u16) -> Option<bool> {
     }
 }
 
-/// What private data says of the connection.
+/// Parses the RDS private data of a connection; `None` if it is too short.
 pub(crate) fn connect(
     private_data: &[u8],
     is_v6: bool,
@@ -45,12 +45,12 @@ pub(crate) fn connect(
     Some(data)
 }
 
-/// The queue pairs of RDS, found by the connection manager's messages.
+/// The queue pairs of RDS connections, which are found by CM messages.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairs {
-    /// Requests whose reply may come: between whom, and the number that the initiator gave to the connection.
+    /// The connection requests, by the addresses of initiator and responder and by the initiator's communication ID.
     requests: HashMap<(IpAddr, IpAddr, u32), Request>,
-    /// By source, destination and number of the queue pair that receives.
+    /// The queue pairs that receive RDS fragments, by source address, destination address and QP number.
     receivers: HashMap<(IpAddr, IpAddr, u32), Receiver>,
 }
 
@@ -60,10 +60,10 @@ struct Request {
     path_mtu: u32,
 }
 
-/// A queue pair that receives fragments.
+/// A queue pair that receives RDS fragments.
 #[derive(Debug)]
 struct Receiver {
-    /// The number that the initiator gave to the connection.
+    /// The initiator's communication ID of the connection.
     comm_id: u32,
     path_mtu: u32,
     next_psn: u32,
@@ -71,7 +71,8 @@ struct Receiver {
 }
 
 impl QueuePairs {
-    /// Takes a message of the connection manager. Returns what a request or reply of RDS says.
+    /// Takes a CM message, to find the QPs of RDS connections. Returns the RDS private data of a request or reply; `None`
+    /// for any other message.
     pub(crate) fn message(
         &mut self,
         (source, destination): (IpAddr, IpAddr),
@@ -112,7 +113,7 @@ impl QueuePairs {
         }
     }
 
-    // The message may have been sent again: the connection that is known goes on.
+    // Adds a QP. If the CM message was retransmitted, the known QP and its state are kept.
     fn receiver(
         &mut self,
         at: (IpAddr, IpAddr, u32),
@@ -132,7 +133,8 @@ impl QueuePairs {
         }
     }
 
-    /// Takes a packet of a connection, whose ICRC may be right; `None` if it is no part of RDS, or cannot be parsed.
+    /// Takes a packet, whose ICRC is right if `is_intact`. Returns its part of an RDS fragment; `None` if it belongs to no
+    /// RDS connection or cannot be parsed.
     pub(crate) fn packet(
         &mut self,
         (source, destination): (IpAddr, IpAddr),
@@ -164,7 +166,7 @@ impl QueuePairs {
 }
 
 impl Receiver {
-    // Whether the packet was not there before.
+    // Returns whether the packet is no retransmission, and notes the PSN that is expected next.
     fn is_new(&mut self, packet: &Packet<'_>) -> bool {
         const PSNS: u32 = 1 << 24;
         let psn = packet.bth.psn();
@@ -175,7 +177,7 @@ impl Receiver {
         if ahead > 0 {
             self.messages.lose();
         }
-        // A read takes a number for each packet of the response.
+        // A read takes one PSN for each packet of its response.
         let is_read = packet.facts.operation == Operation::ReadRequest;
         let length = packet.get::<Reth>().filter(|_| is_read);
         let packets = length.map_or(1, |reth| reth.dma_length().div_ceil(self.path_mtu).max(1));
@@ -184,12 +186,12 @@ impl Receiver {
     }
 }
 
-/// A piece of a SEND.
+/// The part of a SEND that one packet or DDP segment carries.
 #[derive(Debug)]
 pub(crate) struct Piece<'o> {
-    /// Whether the SEND begins here.
+    /// Whether the SEND begins with this part.
     pub(crate) begins: bool,
-    /// Whether it ends here.
+    /// Whether the SEND ends with this part.
     pub(crate) ends: bool,
     pub(crate) octets: &'o [u8],
 }
@@ -249,7 +251,7 @@ fn fields(header: &Header, octets: &[u8; HEADER]) -> RdsHeader {
     }
 }
 
-/// The bytes of a header.
+/// Encodes the header of a fragment.
 pub(crate) fn octets(header: &RdsHeader) -> [u8; HEADER] {
     let mut octets = Header {
         sequence: header.sequence,
@@ -265,7 +267,7 @@ pub(crate) fn octets(header: &RdsHeader) -> [u8; HEADER] {
     octets[PADDING].copy_from_slice(&header.padding.0);
     octets[CHECKSUM].fill(0);
     let checksum = match (header.checksum.verdict, checksum(&octets)) {
-        // 0 would say that there is none.
+        // A checksum of 0 would mean that none is used.
         (Verdict::Right, 0) => [0xff; 2],
         (Verdict::Right, checksum) => checksum.to_be_bytes(),
         _ => header.checksum.value.0,
@@ -274,32 +276,33 @@ pub(crate) fn octets(header: &RdsHeader) -> [u8; HEADER] {
     octets
 }
 
-/// The messages of one direction of a connection, put together from pieces in their order.
+/// Puts the RDS messages of one direction of a connection together, from parts of SENDs that are taken in order.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     progress: Progress,
-    /// Bytes of data of the fragment that has begun.
+    /// The number of data bytes so far of the fragment that has begun.
     fragment: usize,
 }
 
 #[derive(Debug, Default)]
 enum Progress {
-    /// The next fragment begins a message.
+    /// No message has begun: the next fragment begins one.
     #[default]
     Between,
-    /// A message has begun.
+    /// A message has begun and is not complete.
     Within {
         header: Header,
         arrived: usize,
-        /// The bytes, where the message is a congestion map.
+        /// The bytes so far, if the message is a congestion map.
         map: Vec<u8>,
     },
-    /// Something is missing: all is passed over until a header has another sequence number than this, the last one seen.
+    /// A part is missing. Fragments are passed over until a header has another sequence number than this one, which was
+    /// seen last.
     Lost(Option<u64>),
 }
 
 impl Messages {
-    /// Takes the next piece; `None` if it cannot be parsed.
+    /// Takes the next part of a SEND; `None` if it cannot be parsed.
     pub(crate) fn take(&mut self, piece: &Piece<'_>, complaints: &mut Vec<String>) -> Option<Rds> {
         let Some((header, mut rds)) = piece.fields(complaints) else {
             self.lose();
@@ -331,7 +334,7 @@ impl Messages {
         Some(rds)
     }
 
-    /// A piece is missing.
+    /// Notes that a part of a SEND is missing.
     pub(crate) fn lose(&mut self) {
         self.progress = match &self.progress {
             Progress::Between => Progress::Lost(None),
@@ -340,7 +343,7 @@ impl Messages {
         };
     }
 
-    // A fragment begins.
+    // Begins a fragment.
     fn begin(&mut self, header: Header, complaints: &mut Vec<String>) {
         self.fragment = 0;
         match &self.progress {
@@ -362,7 +365,7 @@ impl Messages {
         };
     }
 
-    // A fragment ends, and perhaps its message.
+    // Ends a fragment. Returns the message that it completes, if it does.
     fn end(&mut self, complaints: &mut Vec<String>) -> Option<RdsMessage> {
         let Progress::Within {
             header,
@@ -402,7 +405,7 @@ impl Messages {
     }
 }
 
-// As Linux compares them: acknowledges and credits may differ.
+// Returns whether two headers belong to one message, compared as Linux does: acknowledgments and credits may differ.
 fn is_same(one: &Header, other: &Header) -> bool {
     let fields = |header: &Header| {
         (

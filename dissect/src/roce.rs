@@ -1,4 +1,4 @@
-//! A packet of RoCE, or several that are joined to one datagram, as fields.
+//! Dissects a RoCE packet, or a datagram of several joined RoCEv2 packets, into fields.
 
 use std::net::IpAddr;
 
@@ -17,21 +17,21 @@ use crate::layers::{self, Reason};
 use crate::line::addresses;
 use crate::rds::QueuePairs;
 
-/// A packet of RoCE, or several that are joined, from the BTH on.
+/// A RoCE packet, or a datagram of several joined ones, before it is dissected.
 #[derive(Clone, Copy)]
 pub(crate) struct Datagram<'o> {
     pub(crate) ip: &'o Ip,
     pub(crate) udp: Option<&'o Udp>,
-    /// The captured bytes.
+    /// The captured bytes from the BTH on.
     pub(crate) octets: &'o [u8],
-    /// The length on the wire, ICRC included.
+    /// The length on the wire from the BTH on, ICRC included.
     pub(crate) len: usize,
 }
 
-/// Dissects a datagram, and adds to `complaints`.
+/// Dissects a RoCE packet or a datagram of several, and adds the faults that it finds to `complaints`.
 ///
 /// # Errors
-/// The reason to pass it over.
+/// The reason why the packet is not dissected further.
 pub(crate) fn dissect(
     datagram: &Datagram<'_>,
     rds: &mut QueuePairs,
@@ -99,7 +99,8 @@ impl<'o> Datagram<'o> {
         })
     }
 
-    // A packet of which the capture has only the front. Any length is possible, because several packets may be joined.
+    // Dissects a packet of which the capture has only the beginning. Any length is possible, because several packets may be
+    // joined.
     fn front(
         &self,
         rds: &mut QueuePairs,
@@ -128,7 +129,7 @@ impl<'o> Datagram<'o> {
         })
     }
 
-    // The fields that a packet has whether it is cut or not.
+    // Returns the fields that a packet has whether the capture has cut it or not.
     fn fields(&self, packet: &Packet<'_>, payload: Payload) -> Roce {
         Roce {
             udp: self.udp.copied(),
@@ -154,7 +155,7 @@ impl<'o> Datagram<'o> {
         Checksum { value, verdict }
     }
 
-    // The packets that were joined to this datagram: the length of all but the last is the one with which an ICRC is right.
+    // Finds the packets that were joined to this datagram: their length is the one for which an ICRC is right.
     fn segments(&self) -> Option<Segments<'o>> {
         self.udp?;
         let longest = MAX_SEGMENT.min(self.len.saturating_sub(1));
@@ -181,14 +182,14 @@ impl<'o> Datagram<'o> {
     }
 }
 
-/// The longest packet: its payload has at most 4096 bytes.
+/// Bytes of the longest packet of a joined datagram, whose payload has at most 4096 bytes.
 const MAX_SEGMENT: usize = MAX_HEADER_LEN + 4096 + MAX_TRAILER_LEN;
 
-/// A datagram of several packets, of a certain length each.
+/// A datagram of several packets, all of one length but the last.
 struct Segments<'o> {
     datagram: Datagram<'o>,
     len: usize,
-    /// Whether IP's identification is one higher in each.
+    /// Whether the IPv4 identification grows by one from packet to packet.
     counts: bool,
 }
 
@@ -202,7 +203,7 @@ impl Segments<'_> {
             .all(|(_, octets)| roce::decode(octets).is_ok())
     }
 
-    // How many packets have the right ICRC.
+    // Returns how many packets have the right ICRC.
     fn intact(&self) -> usize {
         let is_intact = |(index, octets): &(usize, &[u8])| {
             let (ip, udp) = self.envelope(*index, octets.len());
@@ -217,7 +218,7 @@ impl Segments<'_> {
         self.each_whole().filter(is_intact).count()
     }
 
-    // The packets that are not cut.
+    // Returns the packets that the capture has not cut, each with its index.
     fn each_whole(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let last = self.count() - 1;
         let last_len = self.datagram.len - last * self.len;
@@ -266,7 +267,8 @@ impl Segments<'_> {
     }
 }
 
-/// The IP header that a packet of a joined datagram has on the wire.
+/// Returns the IP header that a packet of a joined datagram has on the wire. `index` is the packet's position in the
+/// datagram.
 pub(crate) fn ip_of_segment(ip: &Ip, udp: &Udp, index: usize, counts: bool) -> Ip {
     let mut ip = ip.clone();
     match &mut ip {
@@ -284,13 +286,14 @@ pub(crate) fn ip_of_segment(ip: &Ip, udp: &Udp, index: usize, counts: bool) -> I
     ip
 }
 
-/// The ICRC over the headers of a packet, to be continued; `None` where the headers are of no version of RoCE.
+/// Begins the ICRC of a packet: covers its headers up to the BTH. Returns `None` if these are neither RoCEv1's nor
+/// RoCEv2's.
 pub(crate) fn begin(ip: &Ip, udp: Option<&Udp>, bth: &roce::BthView) -> Option<Icrc> {
     let udp = udp.map(Udp::to_view);
     Some(match (ip, udp) {
         (Ip::V4 { header, options }, Some(udp)) => {
             let mut header = *header;
-            // The device fills in a length that is 0 in the capture.
+            // In a capture of packets that an adapter segments, the length is 0; the adapter fills it in.
             if header.total_length == 0 {
                 header.total_length = udp
                     .length()

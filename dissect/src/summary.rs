@@ -1,4 +1,4 @@
-//! Counts of a capture.
+//! Counts of the packets and checksums of a capture.
 
 use polyverbs_wire::rds::{CONGESTION_MAP_BYTES, HEADER};
 use serde::{Deserialize, Serialize};
@@ -8,99 +8,99 @@ use crate::form::{
     Unit, Verdict,
 };
 
-/// The counts.
+/// Counts of a dissected capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
-    /// Packets.
+    /// All packets of the capture.
     pub packets: u64,
-    /// Packets of RoCEv2; datagrams of several count once.
+    /// Datagrams of RoCEv2. A datagram of several joined packets counts once.
     pub roce: u64,
-    /// Packets of RoCEv1.
+    /// RoCEv1 packets.
     #[serde(default)]
     pub roce_v1: u64,
-    /// Packets of RoCEv2 in datagrams of several.
+    /// Packets of RoCEv2 in joined datagrams.
     #[serde(default)]
     pub joined: u64,
-    /// Packets that were put together from IP fragments.
+    /// IP packets that were reassembled from fragments.
     #[serde(default)]
     pub reassembled: u64,
-    /// Packets of RoCE whose ICRC is cut by the capture.
+    /// RoCE packets whose ICRC is missing because the capture has cut them.
     #[serde(default)]
     pub cut: u64,
-    /// Packets with bytes of MPA streams.
+    /// TCP segments with bytes of MPA streams.
     pub iwarp: u64,
-    /// Invariant CRCs.
+    /// The ICRCs of RoCE packets.
     pub icrc: Tally,
-    /// CRC-32Cs of FPDUs.
+    /// The CRC-32Cs of FPDUs.
     pub crc32c: Tally,
-    /// Packets, and streams at the end, with complaints.
+    /// Packets with at least one complaint, and streams with one at the end of the capture.
     pub complaints: u64,
-    /// Streams that had an incomplete FPDU when the capture ended, which is no fault.
+    /// Ranges of streams that were not parsed when the capture ended, without a fault.
     pub unfinished: u64,
-    /// Each opcode.
+    /// How often each opcode occurred, sorted by protocol and name.
     pub opcodes: Vec<OpcodeCount>,
-    /// The packets that were not dissected further, by the reason.
+    /// How many packets were not dissected further, for each reason.
     #[serde(default)]
     pub passed_over: Vec<PassedOver>,
 }
 
-/// The count of packets that were passed over for one reason.
+/// The number of packets that were not dissected further for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PassedOver {
-    /// The protocol that is not known here, or the headers that are missing.
+    /// The unsupported protocol, or the missing headers, in words.
     pub reason: String,
-    /// How many packets.
+    /// The number of packets.
     pub count: u64,
 }
 
-/// Checksums by whether they are correct.
+/// How many checksums were right and wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
-    /// Correct.
+    /// Checksums that are right.
     pub right: u64,
-    /// Incorrect.
+    /// Checksums that are wrong.
     pub wrong: u64,
-    /// Not in use, as both sides agreed.
+    /// Checksum fields that are not used, because the protocol or its two ends have agreed on that.
     pub unused: u64,
 }
 
-/// The count of an opcode.
+/// How often an opcode occurred.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpcodeCount {
-    /// Its protocol.
+    /// The protocol to which the opcode belongs.
     pub protocol: Protocol,
-    /// The opcode.
+    /// The name of the opcode.
     pub opcode: String,
-    /// How often it was seen.
+    /// How many packets, segments or messages had this opcode.
     pub count: u64,
-    /// Bytes of payload.
+    /// How many payload bytes they had together.
     pub octets: u64,
 }
 
-/// Protocols that have opcodes.
+/// A protocol with opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
-    /// Packets of RoCEv1.
+    /// RoCEv1 packets, by the opcode of the BTH.
     RoceV1,
-    /// Packets of RoCEv2.
+    /// RoCEv2 packets, by the opcode of the BTH.
     RoceV2,
-    /// Messages of the connection manager, which are payload of RoCEv2 packets.
+    /// CM messages, which are payload of RoCE packets.
     Cm,
-    /// Requests and replies of MPA.
+    /// MPA requests and replies.
     Mpa,
-    /// Segments of RDMAP's messages.
+    /// DDP segments of RDMAP messages.
     Rdmap,
-    /// Messages of RDS, which go in one SEND or in several.
+    /// RDS messages, each in one or several SENDs.
     Rds,
 }
 
 impl Protocol {
-    /// Its name.
+    /// The name of the protocol.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RoceV1 => "RoCEv1",
@@ -114,7 +114,7 @@ impl Protocol {
 }
 
 impl Summary {
-    /// Whether everything was parsed, and every checksum in use was correct.
+    /// Returns whether the capture has no complaint: everything was parsed, and every checksum in use was right.
     pub const fn is_clean(&self) -> bool {
         self.complaints == 0
     }

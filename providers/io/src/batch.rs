@@ -1,4 +1,4 @@
-//! Batches of datagrams that leave together.
+//! Batches of outgoing datagrams that a UDP link passes to the kernel together.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,8 @@ use crate::sockets::{SendError, Transmit, UdpSocket};
 use crate::{QpnRange, zeroed};
 use arrayvec::ArrayVec;
 
-/// The destination of a datagram and its IP header fields, which all datagrams of a run share.
+/// The destination of a datagram and the IP header fields that its sender chose. Datagrams that the kernel cuts out of one
+/// buffer share a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) to: SocketAddr,
@@ -19,30 +20,32 @@ pub(super) struct Route {
     pub(super) hop_limit: u8,
 }
 
-/// A datagram of a batch, while it is being sealed.
+/// A datagram of a batch, as the codec gets it to write its trailer (the ICRC).
 pub(super) struct Datagram<'t> {
     pub(super) bytes: &'t mut [u8],
     pub(super) payload_end: usize,
     pub(super) to: SocketAddr,
-    /// The number of the datagram within the system call that sends it.
+    /// The index of the datagram among those that the kernel cuts out of one buffer. The kernel writes it into the IPv4
+    /// identification, which the ICRC covers.
     pub(super) segment: u16,
 }
 
-/// Datagrams in the order in which they leave, with their own memory.
+/// Outgoing datagrams in the order in which they leave, and the memory that holds their bytes.
 ///
-/// Neighbours that the kernel may cut out of one call form a *run*: one route, one range of queue pair numbers and one
-/// length, where only the last may be shorter.
+/// Consecutive datagrams that the kernel may cut out of one buffer (segmentation offload, GSO) form a *run*: they have one
+/// route, their destination QPs are in one range, and they have one length, except that the last may be shorter.
 pub(super) struct TxBatch {
     arena: Box<[u8]>,
     used: usize,
     spans: Vec<Span>,
     runs: Vec<Run>,
-    /// The number of runs that have left.
+    /// The number of runs (datagrams that are cut out of one buffer) that the kernel has taken or refused; the next attempt
+    /// to send begins after them.
     left: usize,
     segments: bool,
 }
 
-/// The position of a datagram in the arena.
+/// The position of a datagram in the arena, and the QP that sends it.
 #[derive(Clone, Copy)]
 struct Span {
     start: u32,
@@ -55,17 +58,17 @@ struct Span {
 struct Run {
     route: Route,
     range: QpnRange,
-    /// Bytes of each datagram but the last.
+    /// Length in bytes of each datagram except the last one, which may be shorter.
     segment: usize,
     bytes: usize,
-    /// The first of its datagrams, as an index of `spans`.
+    /// The index in `spans` of the first datagram of this run.
     first: usize,
     count: usize,
-    /// The last datagram was shorter, so no other may follow it.
+    /// Whether no datagram may be added, because the last one is shorter than the others.
     is_closed: bool,
 }
 
-/// Neighbours of a batch that one queue pair sends to one address, and that the system refused.
+/// Consecutive datagrams of one QP to one address that the system refused with the same error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) sender: u32,
@@ -74,14 +77,14 @@ pub(super) struct Refused {
     pub(super) datagrams: usize,
 }
 
-/// The result of sending a batch.
+/// The result of passing a batch to a socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SendOutcome {
-    /// Datagrams that left.
+    /// The number of datagrams that the kernel has taken.
     pub(super) sent: usize,
-    /// Datagrams that the system refused.
+    /// Datagrams that the system refused, with the reason. The batch drops them.
     pub(super) refused: Vec<Refused>,
-    /// The socket is full: the other datagrams wait.
+    /// Whether the socket is full. The remaining datagrams stay in the batch.
     pub(super) full: bool,
 }
 
@@ -108,7 +111,8 @@ impl SendOutcome {
 }
 
 impl TxBatch {
-    /// Creates a batch with room for `bytes`. With `segments` the kernel is asked to cut.
+    /// Creates an empty batch with room for `bytes` bytes of datagrams. If `segments` is true, datagrams form runs that the
+    /// kernel cuts apart; otherwise each datagram is a run of its own.
     ///
     /// # Errors
     /// The memory cannot be allocated.
@@ -128,9 +132,9 @@ impl TxBatch {
         self.spans.is_empty()
     }
 
-    /// Appends a datagram of at most `most` bytes of the queue pair `sender`. `write` fills it and returns the end of its
-    /// payload and its length, or `None` if there is nothing to send; `seal` completes it. Returns `false` if there is no
-    /// room.
+    /// Appends a datagram of at most `most` bytes that the QP `sender` sends. `write` fills it and returns the end of its
+    /// payload and its length, or `None` if there is nothing to send; `seal` then writes its trailer. Returns `false`,
+    /// without calling either, if the batch has no room.
     pub(super) fn append(
         &mut self,
         (route, sender): (Route, u32),
@@ -203,8 +207,8 @@ impl TxBatch {
         0
     }
 
-    /// Sends until the socket is full. If the kernel turns out not to cut, `seal` is called again for each datagram of a
-    /// run.
+    /// Sends the datagrams until all have left or the socket is full. If the kernel turns out to lack segmentation offload,
+    /// each datagram becomes a run of its own, and `seal` is called for it again because its index has changed.
     pub(super) fn send(&mut self, socket: &UdpSocket, seal: impl Fn(Datagram<'_>)) -> SendOutcome {
         let mut outcome = SendOutcome::default();
         while self.left < self.runs.len() {
@@ -228,7 +232,7 @@ impl TxBatch {
         outcome
     }
 
-    // Handles the error of the first run that has not left.
+    // Handles the error with which the kernel did not take the first remaining run.
     #[cold]
     fn stay(&mut self, error: &SendError, outcome: &mut SendOutcome, seal: &impl Fn(Datagram<'_>)) {
         match error {
@@ -294,7 +298,7 @@ impl TxBatch {
     }
 }
 
-/// The most runs that one call passes to the kernel.
+/// The most runs (messages that the kernel cuts into datagrams) that one call passes to the socket.
 const AT_ONCE: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Capture of the traffic on the wire, as a file that any dissector reads.
+//! Writes the traffic of a link to a capture file (pcapng), which any dissector reads.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,38 +18,38 @@ use crate::codec::Envelope;
 use crate::lock;
 use crate::sockets::{Ends, Passed, TcpTap, Way};
 
-/// Sees the datagrams that a link sends, before any fault changes them, and those that arrive.
+/// Observes the datagrams that a link sends, before an injected fault changes them, and those that the link receives.
 pub trait DatagramTap: Send + Sync {
-    /// Reports a datagram. The link calls this with locks of queue pairs held.
+    /// Observes one datagram. The link calls this while it holds locks of QPs, so an implementation must not call verbs.
     fn datagram(&self, way: Way, envelope: &Envelope, traffic_class: u8, datagram: &[u8]);
 }
 
-/// Sees everything that leaves and arrives: datagrams and streams.
+/// Observes everything that a link sends and receives: datagrams and the bytes of TCP connections.
 pub trait WireTap: DatagramTap + TcpTap {}
 
 impl<T: DatagramTap + TcpTap> WireTap for T {}
 
-/// Writes datagrams as pcapng, with the IP and UDP headers that they have on the wire. UDP checksums and hop limits, which
-/// a socket does not report, are 0 and 64.
+/// Writes a link's traffic as pcapng, each datagram with the IP and UDP headers that it has on the wire. The UDP checksum
+/// and the hop limit, which a socket does not report, are written as 0 and 64.
 ///
-/// Of a TCP connection a socket reports the bytes: a segment is made of the bytes that one call has sent or received,
-/// sequence numbers begin with 0, and the three segments of the handshake are written when the request for the connection
-/// is reported. No segment is ever lost or retransmitted.
+/// Of a TCP connection a socket reports only the bytes, so the capture makes up the segments: one for the bytes of each
+/// send or receive call, with sequence numbers that begin with 0. The three segments of the handshake are written when the
+/// tap reports the connection request. No segment is ever lost or retransmitted.
 ///
 /// There are two interfaces, `sent` and `arrived`, of link type RAW: packets begin with the IP header.
 pub struct OctetCapture(Mutex<File>);
 
 struct File {
     writer: PcapNgWriter<Box<dyn Write + Send>>,
-    /// Whether each packet is flushed.
+    /// Whether the writer is flushed after each packet.
     at_once: bool,
     error: Option<io::Error>,
-    /// The sequence numbers of the bytes that each connection has sent and received.
+    /// The next TCP sequence numbers of each connection: of the bytes sent, and of the bytes received.
     streams: HashMap<Ends, [u32; 2]>,
 }
 
 impl OctetCapture {
-    /// Begins a file.
+    /// Begins a capture file: writes its header and the descriptions of its two interfaces.
     ///
     /// # Errors
     /// The writer fails.
@@ -76,8 +76,9 @@ impl OctetCapture {
         })))
     }
 
-    /// Begins a file, and flushes its beginning and each packet as a whole. With a buffer that holds the largest packet,
-    /// several processes can append to one file, and one that is killed has written all that it captured.
+    /// Begins a capture file, and flushes the writer after the header and after each packet. If the writer's buffer holds
+    /// the largest packet, each flush is one write: several processes can then append to one file, and a process that is
+    /// killed has written all that it captured.
     ///
     /// # Errors
     /// The writer fails.
@@ -89,10 +90,10 @@ impl OctetCapture {
         Ok(Self(file))
     }
 
-    /// Writes everything that was captured.
+    /// Flushes everything that was captured to the writer.
     ///
     /// # Errors
-    /// The writer failed, now or before; nothing has been written since.
+    /// The writer fails, or has failed before: after its first error no further packet is written.
     pub fn flush(&self) -> io::Result<()> {
         let mut file = lock(&self.0);
         match &file.error {
@@ -282,11 +283,11 @@ fn checksum(parts: &[&[u8]]) -> u16 {
     !((folded & 0xffff) + (folded >> 16)) as u16
 }
 
-/// The unit of time stamps, as a negative power of ten.
+/// The resolution of the time stamps, as the exponent of a negative power of ten.
 const NANOSECONDS: u8 = 9;
 const UDP: usize = 8;
 const TCP: usize = 20;
-/// Bytes of a segment. An IP packet has no room for more than twice as many.
+/// The most payload bytes of a captured TCP segment. An IP packet has no room for twice as many.
 const SEGMENT: usize = 32 << 10;
 const HOPS: u8 = 64;
 const PROTOCOL_TCP: u8 = 6;

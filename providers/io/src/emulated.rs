@@ -18,47 +18,51 @@ use verbs_api::{
 use crate::{GroupOptions, JoinError, RealHost, WireTap};
 use polyverbs_sim::{Contract, FaultSpec, FaultSpecError, VirtualClock};
 
-/// Options of an emulated device.
+/// Options with which an emulated device is created.
 #[derive(Clone, Debug, Default)]
 pub struct EmulatedOptions {
     /// The name of the device; `None` for the default name of its kind.
     pub name: Option<String>,
-    /// The time that each control verb takes.
+    /// The time that each control verb takes (creating, modifying or destroying an object).
     pub command_latency: Duration,
     /// Whether the device frees send queue slots as hardware does: only when the program polls the completion of the same
     /// or a later request. A queue pair that never signals is then full after `max_send_wr` requests.
     pub strict_signaling: bool,
-    /// The faults of its link. Without any fault the network is direct.
+    /// The faults that the device's link injects. Without faults, devices on a network of their own exchange messages
+    /// without a link.
     pub faults: FaultSpec,
-    /// The device uses frames even without faults: messages are cut to the path MTU.
+    /// Whether the device sends frames even on a network of its own without faults, so that messages are cut to the path
+    /// MTU.
     pub framed: bool,
-    /// The address and port of this machine at which the device is reached on an IP network; `None` for a network of its
-    /// own.
+    /// The IP address and port of this machine at which peers reach the device; `None` for a network of its own, inside the
+    /// process.
     pub at: Option<SocketAddr>,
-    /// The clock by which the device runs, which the program advances; `None` for real time. Only on a network of its own.
+    /// The virtual clock by which the device runs and which the program advances; `None` for real time. A device with an IP
+    /// address (`at`) cannot have one.
     pub clock: Option<VirtualClock>,
-    /// The tap that sees everything that the device sends and receives on an IP network.
+    /// The tap that observes everything that the device sends and receives on an IP network.
     pub tap: Option<Tap>,
-    /// The device sends no checksums over streams, unless its peer wants them. RoCEv2 always has them.
+    /// Whether the device sends FPDUs without CRC over streams (iWARP) unless its peer wants it. RoCEv2 always has its
+    /// ICRC.
     pub without_crc: bool,
-    /// Over streams, the device sends first when it accepts a connection, for peers that wait for that, such as Linux's
-    /// siw.
+    /// Whether, over streams, the device sends the first FPDU after it has accepted a connection, for peers that wait for
+    /// it, such as Linux's siw.
     pub speaks_first: bool,
-    /// Traffic with other devices of this machine uses sockets, too, instead of shared memory.
+    /// Whether traffic with other devices of this machine uses sockets instead of shared memory.
     pub without_shared_memory: bool,
     /// Features that the device does not report although it has them.
     pub without: Features,
     /// Limits that the device reports as no larger than these values.
     pub limits: Vec<(Limit, u64)>,
-    /// The extensions of the device; `None` for those that are linked.
+    /// The extensions of the device; `None` for all that are linked into the program.
     pub extensions: Option<Extensions>,
 }
 
 impl EmulatedOptions {
-    /// Checks that the options fit one another, and a transport whose link keeps this contract.
+    /// Checks that the options fit one another, and that a link with this contract supports their faults.
     ///
     /// # Errors
-    /// The link cannot have these faults, or an IP network is to run by a virtual clock.
+    /// The link cannot have these faults, or a virtual clock is combined with an IP address.
     pub fn check(&self, contract: Contract) -> Result<(), EmulatedError> {
         self.faults.check(contract)?;
         match (&self.clock, self.at) {
@@ -67,7 +71,8 @@ impl EmulatedOptions {
         }
     }
 
-    /// Creates a network for this device alone, which runs by the clock of the options. Without a link it is direct.
+    /// Creates a network for this device alone, which runs by the clock of the options. If `link` is `None`, QPs exchange
+    /// messages directly, without frames.
     pub fn network<D: Driver>(
         &self,
         link: Option<SharedLink<D::Header>>,
@@ -78,7 +83,7 @@ impl EmulatedOptions {
         }
     }
 
-    /// The options of the engine.
+    /// Returns those of the options that the engine needs.
     pub fn engine(&self) -> DeviceOptions {
         DeviceOptions {
             command_latency: self.command_latency,
@@ -91,7 +96,7 @@ impl EmulatedOptions {
     }
 }
 
-/// A tap that sees the traffic on the wire.
+/// A tap that observes the traffic of a device on the wire.
 #[derive(Clone)]
 pub struct Tap(pub Arc<dyn WireTap>);
 
@@ -101,31 +106,32 @@ impl fmt::Debug for Tap {
     }
 }
 
-/// Why no device was made.
+/// The reason why an emulated device was not created.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum EmulatedError {
-    /// The faults do not fit the transport's link.
+    /// The link of the transport cannot inject these faults.
     #[error(transparent)]
     Fault(#[from] FaultSpecError),
-    /// Other devices of an IP network do not wait for a clock that the program advances.
+    /// A virtual clock is combined with an IP address: peers on an IP network do not wait for a clock that the program
+    /// advances.
     #[error("a device at {0} runs in real time, not by a virtual clock: leave one of them out")]
     ClockOnWire(SocketAddr),
     /// The device cannot be created at its address on an IP network.
     #[error("{reason}")]
     Wire {
-        /// The reason, and what to do.
+        /// The reason and a remedy, in words.
         reason: String,
-        /// The system's error number.
+        /// The error number of the system.
         errno: i32,
     },
-    /// The engine refused.
+    /// The engine refused to create the device.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }
 
 impl EmulatedError {
-    /// Returns the system's error number, if the system refused.
+    /// Returns the system's error number, or `None` if the reason is not an error of the system.
     pub const fn errno(&self) -> Option<i32> {
         match self {
             Self::Wire { errno, .. } | Self::Verb(VerbError::Os { errno, .. }) => Some(*errno),
@@ -152,12 +158,12 @@ impl From<JoinError> for EmulatedError {
     }
 }
 
-/// A kind of emulated device.
+/// A kind of emulated device, for example RoCEv2 or iWARP.
 pub trait EmulatedKind: Send + Sync + 'static {
-    /// The default name of its device.
+    /// Returns the default name of a device of this kind.
     fn name(&self) -> &'static str;
 
-    /// The name of the provider of that device.
+    /// Returns the name of the provider that offers the device of this kind.
     fn provider(&self) -> &'static str;
 
     /// Creates a device on a network of its own: it reaches itself, and its queue pairs reach one another.
@@ -167,12 +173,12 @@ pub trait EmulatedKind: Send + Sync + 'static {
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError>;
 }
 
-/// A kind that registers itself if its crate is linked and named.
+/// An entry by which a crate registers its kind, in every program that links the crate and names it.
 pub struct LinkedKind(pub &'static dyn EmulatedKind);
 
 verbs_api::inventory::collect!(LinkedKind);
 
-/// Returns every linked kind, sorted by name.
+/// Returns every kind of emulated device that is linked into the program, sorted by name.
 pub fn kinds() -> Vec<&'static dyn EmulatedKind> {
     let mut kinds: Vec<_> = verbs_api::inventory::iter::<LinkedKind>
         .into_iter()
@@ -182,12 +188,12 @@ pub fn kinds() -> Vec<&'static dyn EmulatedKind> {
     kinds
 }
 
-/// Returns the linked kind with this name.
+/// Returns the kind of emulated device with this name; `None` if no such kind is linked into the program.
 pub fn kind(name: &str) -> Option<&'static dyn EmulatedKind> {
     kinds().into_iter().find(|kind| kind.name() == name)
 }
 
-/// The provider of the one device of a kind, with default options.
+/// The provider of one device of a kind, with default options, at the address that [`ADDRESS_VARIABLE`] names.
 pub struct EmulatedProvider<K>(pub K);
 
 impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
@@ -219,8 +225,8 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
     }
 }
 
-/// The environment variable that names the address of this machine for the registered devices. Without it each device is on
-/// a network of its own.
+/// The environment variable with the IP address of this machine at which peers reach the devices of [`EmulatedProvider`].
+/// If it is not set, each device is on a network of its own.
 pub const ADDRESS_VARIABLE: &str = "POLYVERBS_ADDRESS";
 
 fn named_address() -> Result<Option<SocketAddr>, VerbError> {
@@ -235,5 +241,5 @@ fn named_address() -> Result<Option<SocketAddr>, VerbError> {
     Ok(Some(SocketAddr::new(address, GroupOptions::PORT)))
 }
 
-/// The address of the only device of a network.
+/// The link address of the only device on a network of its own.
 pub const FIRST_ADDRESS: LinkAddress = LinkAddress::InProcess(1);

@@ -1,4 +1,4 @@
-//! Flushes links when the process ends by itself.
+//! Flushes links when the process exits normally, so that their pending frames are sent.
 // The system calls a function pointer of this module and keeps no other pointer.
 #![allow(unsafe_code)]
 
@@ -10,8 +10,8 @@ use verbs_api::provider::PerProcess;
 
 use crate::{IoHandler, lock};
 
-/// Flushes `waiting`, if it still exists, when the process ends by itself: by `exit`, or because `main` returned. A child
-/// of a fork does not flush it, because the pending frames belong to its parent.
+/// Makes the process flush the link `waiting`, if it still exists, when the process ends by `exit` or because `main`
+/// returned. A child of a fork does not flush it, because the pending frames belong to its parent.
 pub(crate) fn at_exit(waiting: Weak<dyn IoHandler>) {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
     if !IS_HOOKED.load(Ordering::Acquire) {
@@ -58,7 +58,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The test below runs this in a process of its own.
+    /// Exits while one of two handlers still exists. The test below runs this in a process of its own.
     #[test]
     fn a_process_that_ends() {
         if std::env::var_os(CHILD).is_none() {
@@ -75,13 +75,13 @@ pub(crate) mod tests {
 
     static STARTING: RwLock<()> = RwLock::new(());
 
-    /// While this guard exists, no child is started here. A child that starts has all open descriptors for a moment, so
-    /// that closing one has no effect yet.
+    /// Keeps other tests from starting a child process while the guard exists. A child that starts has all open descriptors
+    /// for a moment, so that closing one in this process has no effect yet.
     pub(crate) fn no_child_starts() -> RwLockReadGuard<'static, ()> {
         STARTING.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// While this guard exists, the test may start a child that has all open descriptors.
+    /// Waits for the guards of [`no_child_starts`], and lets the test start a child process while the guard exists.
     pub(crate) fn a_child_starts() -> RwLockWriteGuard<'static, ()> {
         STARTING.write().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! The process-wide fence of the system. It executes a memory barrier on every thread of the process, so that a thread that
-//! pins itself, which happens at every doorbell, needs none.
+//! The process-wide memory fence of Linux (`membarrier`). It executes a barrier on every thread of the process, so that a
+//! thread that pins itself in the engine, which it does at every doorbell, needs no barrier of its own.
 
 // The engine relies on the fence for memory safety.
 #![allow(unsafe_code)]
@@ -11,7 +11,7 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 static IS_OFFERED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the system's fence in the engine, if the system has one. Children of a fork inherit it.
+/// Gives the engine the system's fence for its pins, if the system has one. Children of a fork inherit it.
 pub(crate) fn offer() {
     if IS_OFFERED.load(Ordering::Acquire) {
         return;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
     use crate::fork::tests::in_children_beside;
 
-    /// Returns whether a callback runs at once, because no pin of another thread delays it.
+    /// Returns whether a callback that the engine defers runs at once, because no thread is pinned.
     fn runs_at_once() -> bool {
         let has_run = Arc::new(AtomicBool::new(false));
         let set = Arc::clone(&has_run);

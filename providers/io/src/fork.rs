@@ -13,25 +13,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::{EventfdFlags, eventfd};
 use verbs_api::provider::ForkLock;
 
-/// A descriptor that a child of a fork replaces by an unused event descriptor.
+/// An open descriptor that a child of a fork replaces by an unused event descriptor, so that the child does not keep the
+/// file open.
 #[derive(Debug)]
 pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
-    /// Opens a descriptor with `make`, which must not block, and marks it under one lock: a child that is forked in between
-    /// would keep it open.
+    /// Opens a descriptor with `make`, which must not block, and marks it for replacement in children. One lock covers both
+    /// steps, because a child that is forked between them would keep the file open.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The error of `make`.
     pub fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         let mut open = OPEN.lock();
         make().map(|descriptor| open.add(descriptor))
     }
 
-    /// Opens several descriptors with `make`, which must not block, and marks them. Returns them with the value of `make`.
+    /// Opens several descriptors with `make`, which must not block, and marks them for replacement in children. Returns the
+    /// value of `make` with the marked descriptors.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The error of `make`.
     pub fn several<T>(
         make: impl FnOnce() -> io::Result<(T, Vec<OwnedFd>)>,
     ) -> io::Result<(T, Vec<Self>)> {
@@ -58,17 +60,19 @@ impl Drop for Unshared {
     }
 }
 
-/// The descriptors of this process that a child does not keep.
+/// The descriptors of this process that are marked for replacement in children.
 struct Open {
-    /// The event descriptor that replaces them in a child; `None` if there are none, or if the system has no free file.
+    /// The event descriptor by which a child replaces the marked ones; `None` if none is marked, or if the system has no
+    /// free file.
     nothing: Option<OwnedFd>,
     count: usize,
 }
 
-/// There is a bit for each number, set and cleared under the lock. A child keeps descriptors with greater numbers open.
+/// A bit for each descriptor number, set while the descriptor is marked. It changes under the lock of [`OPEN`]. A child
+/// keeps descriptors with greater numbers open.
 static NUMBERS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// Returns whether a descriptor belongs to this library. It takes no lock, so that signal handlers may call it.
+/// Returns whether an open descriptor belongs to this library. It takes no lock, so that signal handlers may call it.
 pub fn is_own_descriptor(descriptor: RawFd) -> bool {
     place(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
@@ -118,7 +122,8 @@ fn clear(descriptor: &OwnedFd) {
     }
 }
 
-// The numbers stay in use, because the owner of one may use and close it in the child.
+// Replaces the marked descriptors in a child. Their numbers stay in use, because the owner of one may use and close it in
+// the child.
 fn replace_all(open: &mut Open) {
     let Some(nothing) = &open.nothing else {
         return;
@@ -149,13 +154,15 @@ pub(crate) mod tests {
     use crate::sockets::UdpSocket;
     use crate::sockets::udp::UdpOptions;
 
-    /// Forks while no child of another test starts. Returns whether the child returned `true` before an alarm ended it.
+    /// Forks while no other test starts a child. Returns `true` if the child's `body` returned `true` before an alarm ended
+    /// the child.
     pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         let _starting = a_child_starts();
         test_kit::waiting::in_a_child(body)
     }
 
-    /// Forks many times while another thread calls `busy` repeatedly. Returns whether every child returned `true`.
+    /// Forks many times while another thread calls `busy` repeatedly. Returns whether `body` returned `true` in every
+    /// child.
     pub(crate) fn in_children_beside(busy: impl Fn() + Sync, body: impl Fn() -> bool) -> bool {
         forked_beside(1, busy, || in_a_child(&body))
     }

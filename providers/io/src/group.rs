@@ -1,10 +1,11 @@
-//! One UDP port of one address for several processes, as RoCEv2 needs it.
+//! One UDP port of one address for several processes, as RoCEv2 needs it: a *port group*.
 //!
-//! Up to 64 sockets share the port. A program in the kernel chooses one by the upper six bits of the destination QP number
-//! or, if that is QP 1, of the communication id that a message of the connection manager answers, so that a process that is
-//! about to end never holds it. A process reads the socket of the range of numbers that it leased, and the first one. A
-//! store that all processes have open keeps every socket in its place when a process ends, so a process needs no descriptor
-//! of the others' sockets. Processes settle everything else by names that only one process can hold:
+//! Up to 64 sockets share the port, one for each range of QP numbers. A socket filter in the kernel chooses the socket of a
+//! datagram by the upper six bits of the destination QP number. For QP 1 it uses those of the communication ID that a CM
+//! message answers, so that a process that is about to end never holds the answer. Each process leases a range, and reads
+//! the socket of that range and the first socket. A store that all processes have open keeps every socket in its place when
+//! a process ends, so a process needs no descriptor of the others' sockets. Processes settle everything else by names that
+//! only one process at a time can hold:
 //!
 //! | name, after `polyverbs/udp/ADDRESS:PORT/` | meaning |
 //! | --- | --- |
@@ -15,8 +16,8 @@
 //! Frames between these processes go through shared memory if both enable that: [`Lease::memory`]. Devices over TCP need
 //! only that memory: for them there are groups without sockets, whose names begin with `polyverbs/tcp/ADDRESS/`.
 //!
-//! Range 0 belongs to all processes: other datagrams to QP 1 arrive there. The process that reads one forwards it to the
-//! process for which it is meant.
+//! Range 0 belongs to all processes: its socket receives the other datagrams to QP 1. The process that reads one of them
+//! forwards it to the process for which it is meant.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -53,26 +54,26 @@ pub use local::{Admission, Name, Presence, Witness};
 
 pub use crate::qpn_range::{QpnRange, RANGES};
 
-/// Options with which a process joins a port.
+/// Options with which a process joins a port group.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GroupOptions {
-    /// Address and port.
+    /// The address and port that the processes share.
     pub address: SocketAddr,
-    /// Options of the sockets, if this process has to make them.
+    /// Options of the sockets, if this process has to create them.
     pub udp: UdpOptions,
-    /// The other processes that are admitted, and trusted.
+    /// The users whose processes may belong to the group, and are trusted.
     pub admission: Admission,
-    /// How long to wait for processes that are making the sockets, or are slow to answer.
+    /// How long joining waits while other processes create the sockets, or are slow to answer.
     pub patience: Duration,
     has_sockets: bool,
 }
 
 impl GroupOptions {
-    /// The port of RoCEv2.
+    /// The UDP port of RoCEv2.
     pub const PORT: u16 = 4791;
 
-    /// Creates the default options for this address.
+    /// Creates the default options for a group on this address and port.
     pub fn new(address: SocketAddr) -> Self {
         Self {
             address,
@@ -83,7 +84,7 @@ impl GroupOptions {
         }
     }
 
-    /// Creates the options for processes at an address that share only memory.
+    /// Creates the options for a group of processes at an address that share memory, but no UDP port.
     pub fn without_sockets(address: IpAddr) -> Self {
         Self {
             has_sockets: false,
@@ -92,23 +93,24 @@ impl GroupOptions {
     }
 }
 
-/// Why a process could not join.
+/// The reason why a process could not join a port group.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// Something else holds the port: another program, a driver of the kernel, or processes that do not admit this one.
+    /// The port belongs to something outside the group: another program, a driver of the kernel, or processes that do not
+    /// admit this one.
     #[error("{0} is held by {1}")]
     Taken(SocketAddr, Holder),
-    /// 63 other processes hold the ranges.
+    /// All 63 ranges of QP numbers are leased.
     #[error("all ranges of queue pair numbers of {0} are leased")]
     Full(SocketAddr),
-    /// The system refused.
+    /// The system refused a call.
     #[error("{0}: {1}")]
     System(SocketAddr, io::Error),
 }
 
 impl JoinError {
-    /// Returns the error number of a call that fails for this reason.
+    /// Returns the error number of a C call that fails for this reason.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Taken(..) | Self::Full(_) => Errno::ADDRINUSE.raw_os_error(),
@@ -117,47 +119,48 @@ impl JoinError {
     }
 }
 
-/// The sockets of a port, and the names of the processes that share it.
+/// A port group that this process has joined: its sockets, and the names of the processes that share it.
 #[derive(Debug)]
 struct PortGroup {
     options: GroupOptions,
     shared: Shared,
-    /// Connections of users who are not admitted.
+    /// The number of connections to inboxes of this process that were closed because their user is not admitted.
     strangers: AtomicU64,
 }
 
-/// The sockets and the memory that the processes on a port share.
+/// The sockets and the memory that the processes of a port group share.
 #[derive(Debug)]
 struct Shared {
     sockets: Option<Sockets>,
-    /// Absent if the system refuses to create shared memory.
+    /// The shared memory; `None` if the system refuses to create it.
     shm: Option<Arc<Shm>>,
 }
 
-/// The sockets of a port.
+/// The sockets that share a UDP port.
 #[derive(Debug)]
 struct Sockets {
-    /// The socket of range 0.
+    /// The socket of range 0, which all processes read.
     common: UdpSocket,
-    /// All sockets of the port; `None` if the system refuses the steering program. Then all processes read the common
-    /// socket.
+    /// All sockets of the port; `None` if the system refuses the socket filter. Then all processes read the socket of range
+    /// 0.
     store: Option<SocketStore>,
 }
 
-/// A range of queue pair numbers of a port, and the socket at which its datagrams arrive. It ends when it is dropped, or
-/// with the process.
+/// A range of QP numbers of a port group, leased by this process, with the socket at which datagrams to the range arrive.
+/// The lease ends when this value is dropped, or with the process.
 #[derive(Debug)]
 pub struct Lease {
     group: Arc<PortGroup>,
     range: QpnRange,
     socket: Option<UdpSocket>,
     inbox: Inbox,
-    /// Connections to the inboxes of others, and to this one, so that ringing a bell takes one system call.
+    /// Connections over which this process sends messages to the processes of other ranges, and to itself. They stay open,
+    /// so that waking a process takes one system call.
     connections: Mutex<BTreeMap<QpnRange, Connection>>,
     memory: OnceLock<ShmPort>,
 }
 
-/// A service for which this process answers connection requests.
+/// A service ID for which this process answers connection requests.
 #[derive(Debug)]
 pub struct Service {
     id: u64,
@@ -165,13 +168,14 @@ pub struct Service {
     group: Arc<PortGroup>,
 }
 
-/// The ports that this process has joined. A child of a fork has joined none: it has none of its parent's sockets.
+/// The port groups that this process has joined, by address. A child of a fork has joined none, because it has none of its
+/// parent's sockets.
 static JOINED: PerProcess<Mutex<BTreeMap<SocketAddr, Weak<PortGroup>>>> =
     PerProcess::new(Mutex::default);
 
 impl Lease {
-    /// Joins the processes on a port, or becomes the first of them. If this process has joined already, it leases another
-    /// range, with the options of the first.
+    /// Joins the processes on a port, or becomes the first of them, and leases the lowest free range. If this process has
+    /// joined already, the lease is another range of the same group, whose options remain those of the first call.
     ///
     /// # Errors
     /// See [`JoinError`].
@@ -235,35 +239,37 @@ impl Lease {
         )
     }
 
-    /// Address and port.
+    /// The address and port of the group.
     pub fn address(&self) -> SocketAddr {
         self.group.options.address
     }
 
-    /// The range.
+    /// The leased range of QP numbers.
     pub fn range(&self) -> QpnRange {
         self.range
     }
 
-    /// The socket at which datagrams to the range arrive, and datagrams of other ranges that the kernel has joined to them.
+    /// The socket at which datagrams to the leased range arrive. The kernel may have joined datagrams to other ranges with
+    /// them.
     ///
     /// # Panics
-    /// The group has no sockets.
+    /// The group has no sockets, because it was joined [without](GroupOptions::without_sockets).
     pub fn socket(&self) -> &UdpSocket {
         self.socket.as_ref().expect("a group with sockets")
     }
 
-    /// The socket of range 0, which all processes read. Wait for it with `EPOLLEXCLUSIVE`.
+    /// The socket of range 0, which all processes of the group read. Wait for it with `EPOLLEXCLUSIVE`, so that a datagram
+    /// wakes one of them.
     ///
     /// # Panics
-    /// The group has no sockets.
+    /// The group has no sockets, because it was joined [without](GroupOptions::without_sockets).
     pub fn common(&self) -> &UdpSocket {
         let sockets = self.group.shared.sockets.as_ref();
         &sockets.expect("a group with sockets").common
     }
 
-    /// Reads the records that processes of the group write for this range in shared memory, from now on. Returns `false` if
-    /// the group has no shared memory.
+    /// Lets the other processes of the group write records for this range in shared memory, which this process must read
+    /// from now on. Returns `false` if the group has no shared memory.
     pub fn open_memory(&self) -> bool {
         let Some(shm) = &self.group.shared.shm else {
             return false;
@@ -272,13 +278,14 @@ impl Lease {
         true
     }
 
-    /// The shared memory, once it is [open](Self::open_memory).
+    /// The access to the group's shared memory; `None` before it is [open](Self::open_memory).
     #[inline]
     pub fn memory(&self) -> Option<&ShmPort> {
         self.memory.get()
     }
 
-    /// Wakes the processes that sleep although there are records for them.
+    /// Sends a wake-up to the inbox of each process that sleeps although this process has written a record for it, or has
+    /// made room that it waits for.
     #[inline]
     pub fn ring_bells(&self) {
         if let Some(memory) = self.memory.get().filter(|memory| memory.may_have_bells()) {
@@ -304,19 +311,20 @@ impl Lease {
         self.send(to, &[IoSlice::new(&[VERSION, BELL])])
     }
 
-    /// Returns what the holder of a range and this process have written to one another in shared memory, and read; `None`
-    /// if the range has no holder. A killed holder leaves no sign in memory, so this rings at its inbox.
+    /// Returns how many records this process and the process that leases the range `with` have written to one another
+    /// through shared memory, and how many of them were read; `None` if no process leases the range. A killed process
+    /// leaves no sign in memory, so this sends a message to its inbox.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let exchange = self.memory.get()?.exchange(with)?;
         let is_held = matches!(self.ring_at(with), Ok(()) | Err(HandError::Full));
         is_held.then_some(exchange)
     }
 
-    /// Reads the inbox: admits processes that ask, and gives datagrams that others forwarded to `take`. Call this when the
-    /// inbox is readable, and again as long as it is.
+    /// Reads the inbox: passes the sockets to processes that join, and calls `take` with each datagram that another process
+    /// forwarded. One call handles a limited number of messages, so the caller repeats it while the inbox is readable.
     ///
     /// # Errors
-    /// The inbox does not work any longer.
+    /// The epoll instance of the inbox fails.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         let let_in = |asker: &_| self.let_in(asker);
         if self.group.read(&self.inbox, take, let_in)? {
@@ -325,18 +333,18 @@ impl Lease {
         Ok(())
     }
 
-    /// Returns whether a user is admitted.
+    /// Returns whether processes of a user may belong to the group.
     pub(crate) fn admits(&self, user: u32) -> bool {
         self.group.options.admission.admits(user)
     }
 
-    /// Returns how many connections of users who are not admitted were refused at this address so far.
+    /// Returns how many connections to inboxes at this address were closed so far because their user is not admitted.
     pub fn strangers(&self) -> u64 {
         self.group.strangers.load(Ordering::Relaxed)
     }
 
-    // Passes the descriptors to a process that asks. One that has gone, or has no room for so many, asks another process or
-    // asks again.
+    // Passes the descriptors of the group to a process that asks for them. One that has gone, or has no room for so many,
+    // asks another process or asks again.
     fn let_in(&self, asker: &Connection) {
         let Shared { sockets, shm } = &self.group.shared;
         let common = sockets.iter().map(|sockets| sockets.common.as_fd());
@@ -346,10 +354,10 @@ impl Lease {
         let _ = asker.send(&[IoSlice::new(&[VERSION, DESCRIPTORS_PASSED])], &passed);
     }
 
-    /// Forwards a datagram to the holder of a range.
+    /// Forwards a datagram to the process that leases a range.
     ///
     /// # Errors
-    /// No process holds the range, or its holder does not keep up: the datagram is lost, as datagrams may be.
+    /// No process leases the range, or it does not read its inbox fast enough. The datagram is lost, as datagrams may be.
     pub fn hand_to_range(
         &self,
         range: QpnRange,
@@ -359,7 +367,8 @@ impl Lease {
         self.send(range, &message(&handed::head(arrival), datagram))
     }
 
-    // Uses the existing connection. If its other end has gone, the range may have a new holder.
+    // Sends a message to the inbox of a range over the existing connection. If its other end has gone, the range may have a
+    // new holder.
     fn send(&self, range: QpnRange, message: &[IoSlice<'_>]) -> Result<(), HandError> {
         let mut connections = lock(&self.connections);
         if let Some(connection) = connections.get(&range) {
@@ -376,10 +385,10 @@ impl Lease {
         Ok(())
     }
 
-    /// Forwards a datagram to the process that serves a service.
+    /// Forwards a datagram to the process that answers connection requests for a service ID.
     ///
     /// # Errors
-    /// No process serves it, or that process does not keep up.
+    /// No process answers for the service ID, or it does not read its inbox fast enough. The datagram is lost.
     pub fn hand_to_service(
         &self,
         service: u64,
@@ -391,10 +400,11 @@ impl Lease {
         Ok(connection.send(&message(&handed::head(arrival), datagram), &[])?)
     }
 
-    /// Serves a service from now on.
+    /// Makes this process answer connection requests for a service ID until the result is dropped.
     ///
     /// # Errors
-    /// Another process serves it ([`AddrInUse`](io::ErrorKind::AddrInUse)); the error names that process.
+    /// Another process answers requests for this service ID ([`AddrInUse`](io::ErrorKind::AddrInUse)); the error names that
+    /// process.
     pub fn serve(&self, service: u64) -> io::Result<Service> {
         let name = self.group.options.service(service);
         let inbox = Inbox::named(&name).map_err(|error| match local::holder(&name) {
@@ -410,22 +420,22 @@ impl Lease {
 }
 
 impl AsFd for Lease {
-    /// The inbox.
+    /// The epoll instance of the inbox, which is readable while messages wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inbox.as_fd()
     }
 }
 
 impl Service {
-    /// The service.
+    /// The service ID.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Gives forwarded datagrams to `take`. Call this when the inbox is readable.
+    /// Calls `take` with each datagram that another process forwarded. Call this when the inbox is readable.
     ///
     /// # Errors
-    /// The inbox does not work any longer.
+    /// The epoll instance of the inbox fails.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         self.group.read(&self.inbox, take, |_| {}).map(drop)
     }
@@ -438,8 +448,8 @@ impl AsFd for Service {
 }
 
 impl PortGroup {
-    // Returns the socket of a range that was just leased. Makes it if it is the highest so far. The caller holds the name
-    // `making`.
+    // Returns the socket of a range that was just leased, and creates it if the range is the highest so far. The caller
+    // holds the name `making`.
     fn socket(&self, range: QpnRange) -> io::Result<Option<UdpSocket>> {
         let Some(Sockets { common, store }) = &self.shared.sockets else {
             return Ok(None);
@@ -453,7 +463,7 @@ impl PortGroup {
         Ok(socket)
     }
 
-    // Reads some messages of an inbox.
+    // Reads some messages of an inbox. Returns whether a process to which this one has a connection has gone.
     fn read(
         &self,
         inbox: &Inbox,
@@ -472,7 +482,7 @@ impl PortGroup {
         inbox.attend(&self.options.admission, &self.strangers, &mut take)
     }
 
-    // Returns the holder of a name if it is not admitted.
+    // Returns the user of the process that holds a name, if that user is not admitted.
     fn stranger(&self, name: &str) -> Option<u32> {
         let user = local::holder(name)?.uid;
         (!self.options.admission.admits(user)).then_some(user)
@@ -512,7 +522,7 @@ fn empty(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-// Asks every process that may be there for the sockets. Returns `None` if none of them answers.
+// Asks every process of the group for the sockets. Returns `None` if none of them answers.
 fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let mut asked = Vec::new();
     for range in QpnRange::leased() {
@@ -536,7 +546,7 @@ fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     }
 }
 
-// Waits for one of the processes that were asked. Those that have gone are removed.
+// Waits for an answer of one of the processes that were asked. Those that have gone are removed from `asked`.
 fn answer(
     asked: &mut Vec<Connection>,
     options: &GroupOptions,
@@ -640,11 +650,11 @@ impl GroupOptions {
     }
 }
 
-/// Steers by the upper six bits of the destination QP number, which is in the second word of a datagram; messages to QP 1
-/// by those of the communication id that they answer. After BTH and DETH (IBTA 9.2, 9.3.1) follows the management datagram,
-/// with its class in the second byte and its attribute in the ninth pair (IBTA 13.4.3). After its header follows the
-/// message, which begins with the sender's id and the receiver's (IBTA 12.6). A datagram that is too short for that goes to
-/// the first socket.
+/// The socket filter that chooses the socket of a datagram. It returns the upper six bits of the destination QP number,
+/// which is in the second 32-bit word of the BTH; for QP 1, the upper six bits of the communication ID that the message
+/// answers. After BTH and DETH (IBTA 9.2, 9.3.1) follows the MAD, with its class in byte 1 and its attribute in bytes 16
+/// and 17 (IBTA 13.4.3). After the header of the MAD follows the CM message, which begins with the sender's communication
+/// ID and the receiver's (IBTA 12.6). A datagram that is too short for that goes to the first socket.
 const STEERING: [libc::sock_filter; 17] = [
     load(libc::BPF_W, 4),
     instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
@@ -668,13 +678,15 @@ const STEERING: [libc::sock_filter; 17] = [
     instruction(libc::BPF_RET | libc::BPF_K, 0),
 ];
 
-/// Bytes before a management datagram: BTH and DETH.
+/// Bytes before the MAD in a datagram: BTH and DETH.
 const MAD: u32 = 12 + 8;
-/// Bytes of the header of a management datagram.
+/// Bytes of the MAD header.
 const MAD_HEADER: u32 = 24;
-/// The general services queue pair.
+/// The number of the GSI queue pair.
 const GSI_QP: u32 = 1;
-/// The class of the connection manager's messages, and the attributes of those that answer none, or that have only one id.
+/// The management class of CM messages.
+///
+/// Below it are the attributes of messages that answer none (REQ, SIDR_REQ) or have only one ID (SIDR_REP).
 const COMMUNICATION_MANAGEMENT: u32 = 0x07;
 const REQ: u32 = 0x10;
 const SIDR_REQ: u32 = 0x17;
@@ -701,20 +713,20 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-/// The version of the messages between processes.
+/// The version of the messages that processes of a group exchange. Messages of another version are ignored.
 const VERSION: u8 = 9;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const BELL: u8 = 4;
 
-/// The most messages that may be left in the socket of a range that was given up.
+/// The most datagrams that are dropped from a socket because they were meant for the process that leased its range before.
 const STALE: usize = 100_000;
-/// The time between two attempts to join.
+/// The time between two attempts to join while another process joins or has the port.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long one process may take before the next one is asked, too.
+/// How long a joining process waits for the answer of one process before it asks the next one, too.
 const HASTE: Duration = Duration::from_millis(20);
-/// How long any process may take to answer.
+/// How long a joining process waits for the last answer.
 const SLOWEST: Duration = Duration::from_millis(200);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The large pages of the system: the engine allocates its most used memory in chunks of their size.
+//! Large pages: the engine allocates its most used memory in chunks of the size of a large page.
 
 // `madvise` takes a pointer.
 #![allow(unsafe_code)]
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use polyverbs_engine::pool;
 use rustix::mm::{Advice, madvise};
 
-/// Makes the engine's chunks use large pages, if the system gives them on request.
+/// Makes the engine request large pages for its chunks (`MADV_HUGEPAGE`).
 pub(crate) fn offer() {
     pool::use_large_pages(advise);
 }

@@ -1,4 +1,4 @@
-//! Links with a wire: frames leave as bytes on sockets, or as records in memory that processes share.
+//! Links that carry frames to other processes and machines: as bytes on sockets, or as records in shared memory.
 //!
 //! `docs/wire-links.md` describes the design and its reasons. A link is generic over a [`codec`] that a driver supplies.
 //! Everything works without privileges. A link finds out while it runs which offloads the kernel lacks (segmentation,

@@ -17,20 +17,20 @@ use verbs_api::memory::Span;
 
 use crate::fork::Unshared;
 
-/// Memory without a name, for each process that receives its descriptor. Untouched pages occupy no memory.
+/// Memory without a name (a memfd). Each process that receives its descriptor can map it. Untouched pages occupy no memory.
 #[derive(Debug)]
 pub(crate) struct SharedMemory(Unshared);
 
-/// The length is fixed, so a mapping never loses pages.
+/// The seals of the memory: its length is fixed, so a mapping never loses pages.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
 impl SharedMemory {
-    /// Creates memory of `bytes` zeros.
+    /// Creates shared memory of `bytes` zero bytes.
     ///
     /// # Errors
-    /// The system has no such memory, or not enough of it.
+    /// The system does not support such memory, or has not enough of it.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         // A file that exceeds the limit would end the process with a signal.
         if getrlimit(Resource::Fsize)
@@ -46,27 +46,28 @@ impl SharedMemory {
         Ok(Self(descriptor))
     }
 
-    /// Takes the descriptor that another process passed; `None` if it is something else.
+    /// Takes the memory whose descriptor another process passed; `None` if the descriptor is not sealed memory of `bytes`
+    /// bytes.
     pub(crate) fn of(descriptor: Unshared, bytes: u64) -> Option<Self> {
         let is_sealed = fcntl_get_seals(&descriptor).is_ok_and(|seals| seals.contains(SEALS));
         let size = fstat(&descriptor).ok()?.st_size;
         (is_sealed && u64::try_from(size) == Ok(bytes)).then_some(Self(descriptor))
     }
 
-    /// The position of the next page that a process has touched.
+    /// Returns the position, at or after `from`, of the next page that a process has touched; `None` if there is none.
     pub(crate) fn next_touched(&self, from: u64) -> Option<u64> {
         // The offset of the descriptor has no other use.
         seek(&self.0, SeekFrom::Data(from)).ok()
     }
 
-    /// Returns pages to the system: they read as zeros then.
+    /// Returns a part of the memory, of whole pages, to the system. The pages read as zeros afterwards.
     pub(crate) fn release(&self, offset: u64, length: u64) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // If the system refuses, the pages stay until the last process has ended.
         let _ = fallocate(&self.0, flags, offset, length);
     }
 
-    /// Maps a part of whole pages.
+    /// Maps `length` bytes at `offset`; both are multiples of the page size.
     ///
     /// # Errors
     /// The process has no address space for it.
@@ -95,7 +96,8 @@ impl AsFd for SharedMemory {
     }
 }
 
-/// A mapped part of shared memory. It lends only atomics and spans.
+/// A mapped part of shared memory. It gives access only through atomics and spans, because other processes may write to it
+/// at any time.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -118,21 +120,21 @@ impl Mapping {
         unsafe { self.start.as_ptr().add(offset) }
     }
 
-    /// The word at a multiple of four.
+    /// The 32-bit word at an offset, which must be a multiple of four.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "a word at {offset}");
         // SAFETY: the memory is mapped as long as `self` exists; page and offset are aligned; every process uses atomics.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
-    /// The long word at a multiple of eight.
+    /// The 64-bit word at an offset, which must be a multiple of eight.
     pub(crate) fn long(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "a long word at {offset}");
         // SAFETY: as for `word`.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 
-    /// Fetches the cache line at an offset that will be read soon.
+    /// Asks the processor to load the cache line at an offset that will be read soon.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -145,7 +147,7 @@ impl Mapping {
         let _ = offset;
     }
 
-    /// Bytes that the caller copies.
+    /// The bytes at an offset, as a span from which or to which the caller copies.
     pub(crate) fn span(&self, offset: usize, length: usize) -> Span<'_> {
         // SAFETY: the memory is mapped as long as `self` exists, and is accessed through atomics and spans only.
         unsafe { Span::new(self.at(offset, length), length) }
@@ -160,26 +162,27 @@ impl Drop for Mapping {
     }
 }
 
-/// A word that is odd while its owner sleeps, with another number for each sleep.
+/// A word of shared memory that is odd while its owner, the process that reads records, sleeps. Each sleep has another odd
+/// number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SleepWord<'m>(pub(crate) &'m AtomicU32);
 
 impl SleepWord<'_> {
-    /// Begins a sleep of the owner. A record may have arrived already, so the owner checks again after this call.
+    /// Marks the owner as asleep. A record may have arrived already, so the owner checks for records again after this call.
     pub(crate) fn begin(self) {
         let number = next_odd(self.0.load(Ordering::Relaxed));
         self.0.store(number, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Returns the number of the owner's sleep, if it sleeps. A writer calls this after it has published a record and
-    /// executed a fence: then either the writer sees the sleep or the owner sees the record.
+    /// Returns the number of the owner's sleep; `None` if the owner is awake. A writer calls this after it has published a
+    /// record and executed a fence: then either the writer sees the sleep or the owner sees the record.
     pub(crate) fn number(self) -> Option<u32> {
         let sleep = self.0.load(Ordering::SeqCst);
         is_odd(sleep).then_some(sleep)
     }
 
-    /// Ends this sleep of the owner, unless the owner sleeps anew by now.
+    /// Marks the owner as awake, unless its sleep with this number has ended and another has begun.
     pub(crate) fn woken(self, sleep: u32) {
         let (awake, relaxed) = (sleep.wrapping_add(1), Ordering::Relaxed);
         let _ = (self.0).compare_exchange(sleep, awake, Ordering::SeqCst, relaxed);
@@ -190,7 +193,7 @@ pub(crate) const fn is_odd(number: u32) -> bool {
     number & 1 == 1
 }
 
-/// Returns an odd number that differs from the previous ones.
+/// Returns the odd number after the last one.
 pub(crate) const fn next_odd(number: u32) -> u32 {
     (number | 1).wrapping_add(2)
 }

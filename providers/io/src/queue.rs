@@ -1,6 +1,6 @@
-//! A queue of bytes that a socket has not taken yet.
+//! A queue of bytes that are to be sent and that a socket has not taken yet.
 
-/// Bytes that leave in order. Its memory is reused without being cleared.
+/// Bytes that are to be sent, in order. Their memory is reused without being cleared.
 #[derive(Debug, Default)]
 pub struct ByteQueue {
     bytes: Vec<u8>,
@@ -9,7 +9,7 @@ pub struct ByteQueue {
 }
 
 impl ByteQueue {
-    /// Creates a queue of these bytes.
+    /// Creates a queue that contains these bytes.
     pub const fn new(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
         Self {
@@ -19,22 +19,23 @@ impl ByteQueue {
         }
     }
 
-    /// Returns how many bytes wait.
+    /// Returns how many bytes are queued.
     pub const fn len(&self) -> usize {
         self.end - self.begin
     }
 
-    /// Returns whether no byte waits.
+    /// Returns whether no byte is queued.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the bytes that wait.
+    /// Returns the queued bytes.
     pub fn waiting(&self) -> &[u8] {
         &self.bytes[self.begin..self.end]
     }
 
-    /// Appends `length` bytes, which then wait, and returns them to be written. They hold data of earlier frames.
+    /// Appends `length` bytes to the queue and returns them, so that the caller can write them. Until then they hold data
+    /// of earlier frames.
     pub fn push(&mut self, length: usize) -> &mut [u8] {
         let begin = self.end;
         self.end += length;
@@ -44,13 +45,13 @@ impl ByteQueue {
         &mut self.bytes[begin..self.end]
     }
 
-    /// Returns the last `length` of the bytes that wait.
+    /// Returns the last `length` queued bytes, or all of them if fewer are queued.
     pub fn last(&mut self, length: usize) -> &mut [u8] {
         let begin = self.end.saturating_sub(length).max(self.begin);
         &mut self.bytes[begin..self.end]
     }
 
-    /// Removes `length` bytes, which have left.
+    /// Removes the first `length` bytes, which the socket has taken.
     pub fn left(&mut self, length: usize) {
         self.begin = (self.begin + length).min(self.end);
         if self.is_empty() {
@@ -58,7 +59,7 @@ impl ByteQueue {
         }
     }
 
-    /// Moves the waiting bytes to the front of the memory, if at least `least` bytes have left.
+    /// Moves the queued bytes to the front of the memory, if at least `least` bytes before them are unused.
     pub(crate) fn tidy(&mut self, least: usize) {
         if self.begin >= least {
             self.bytes.copy_within(self.begin..self.end, 0);
@@ -66,19 +67,19 @@ impl ByteQueue {
         }
     }
 
-    /// Returns whether the queue has memory.
+    /// Returns whether the queue has allocated memory.
     pub(crate) const fn has_memory(&self) -> bool {
         self.bytes.capacity() > 0
     }
 
-    /// Returns the queue's memory, without bytes.
+    /// Removes all bytes, and returns the queue with its memory.
     pub(crate) fn emptied(mut self) -> Self {
         (self.begin, self.end) = (0, 0);
         self
     }
 }
 
-/// The step in bytes by which the memory grows.
+/// The number of bytes by which the memory grows at a time.
 const ROOM: usize = 4096;
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
-//! A reactor decides which thread reads the sockets of a device: threads that poll, or its own thread, which sleeps until
-//! something arrives.
+//! A reactor decides which threads read the sockets of a device: threads of the program that poll, or the reactor's own
+//! thread, which sleeps until something arrives.
 //!
-//! One of the two *owns* the input at a time. While the reactor's thread does, each arrival wakes it. Pollers that poll
-//! frequently claim the input: epoll then wakes no thread for arrivals, and the thread only checks now and then whether
-//! pollers still poll. If none has polled for the reactor's *patience*, two milliseconds on an ordinary machine, the thread
-//! owns the input again. A poller that is about to sleep returns the input at once. So a poller pays for no thread switch.
+//! Either the pollers or the reactor's thread *own* the input. While the thread does, each arrival wakes it. Pollers that
+//! poll frequently claim the input: epoll then wakes no thread for arrivals, and the thread only checks now and then
+//! whether pollers still poll. If none has polled for the reactor's *patience*, two milliseconds on an ordinary machine,
+//! the thread owns the input again. A poller that is about to sleep returns the input at once. So a poller pays for no
+//! thread switch.
 //!
 //! A program that polls a queue and then watches memory that a peer writes claims the input and leaves it unread. So the
 //! thread checks for the first time after a fraction of its patience. If pollers have stopped polling and left input
 //! unread, the thread takes the input back early, makes the next claim four times as expensive in polls, and forbids claims
 //! for a while.
 //!
-//! The thread always handles rare sources (requests to join a port, listeners), whichever thread owns the input.
+//! The thread always handles rare sources (requests to join a port group, listeners), also while pollers own the input.
 //!
 //! `policy` decides which thread owns the input; it knows neither clock nor thread.
 
@@ -40,45 +41,46 @@ use crate::sockets::refusal::named;
 
 mod policy;
 
-/// The link whose sources a reactor watches.
+/// A link whose sources a reactor watches, as the reactor calls it.
 pub trait IoHandler: Send + Sync {
-    /// Takes the input of the rare source with this token. The reactor's thread calls this, whichever thread owns the
-    /// input.
+    /// Reads the rare source with this token, which has input. The reactor's thread calls this, also while pollers read the
+    /// other sources.
     fn attend(&self, token: u64);
 
-    /// Pollers own the input from now on if `is_polled`, otherwise the thread does. A handler should stop watching each
-    /// [`Source::Data`] meanwhile, because the kernel would report each arrival to epoll, at its sender's cost. The reactor
-    /// holds no lock of the handler.
+    /// The reactor calls this with `true` when pollers take over reading the data sources, and with `false` when its thread
+    /// does so again. While pollers read, a handler should stop watching each [`Source::Data`], because the kernel would
+    /// report each arrival to epoll, at its sender's cost. The reactor holds no lock of the handler.
     fn set_polled(&self, is_polled: bool) {
         let _ = is_polled;
     }
 
-    /// The reactor calls this before its thread sleeps: from now on, input that arrives without a descriptor rings the
-    /// bell. Returns whether there is such input already.
+    /// The reactor calls this before its thread sleeps. It asks other processes to wake the thread when they write a record
+    /// to shared memory, which epoll does not watch. Returns whether there are such records already.
     fn arm_bell(&self) -> bool {
         false
     }
 
-    /// Sends pending frames, because the process ends. Other threads are still running.
+    /// The reactor calls this when the process exits: sends pending frames. Other threads are still running.
     fn flush_on_exit(&self) {}
 }
 
-/// The kinds of sources.
+/// The kinds of sources, which differ in who reads them and in how epoll watches them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A socket that every poll reads without asking epoll first.
+    /// A socket that each poll reads without asking epoll first.
     Data,
-    /// One stream of many, edge-triggered: a reader asks with [`Reactor::ready`] and then reads until the socket refuses,
-    /// because epoll does not report the same bytes again.
+    /// One stream of many, edge-triggered: a poller asks with [`Reactor::ready`] which streams have input, and reads each
+    /// until the socket is empty, because epoll does not report the same bytes again.
     Stream,
     /// A stream, with read and write interest. Use this only while a write is blocked: a writable socket would report
     /// readiness all the time.
     Full,
-    /// A source that rarely has something.
+    /// A source that rarely has input. Only the reactor's thread handles it.
     Rare,
-    /// A connection that is being made, or a socket that waits for room to write. It is rare, too.
+    /// A connection that is being made, or a socket that waits for room to write: watched for being writable. Only the
+    /// reactor's thread handles it.
     Connecting,
-    /// A rare source that other processes watch as well: the kernel wakes one of them.
+    /// A rare source that other processes watch as well: the kernel wakes one of the processes.
     Shared,
 }
 
@@ -100,40 +102,42 @@ impl Source {
     }
 }
 
-/// The events of a stream.
+/// What epoll reports about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The token of the stream.
+    /// The token with which the stream was added.
     pub token: u64,
-    /// Something can be read: bytes, an end, an error, or a new connection.
+    /// Whether a read returns something: bytes, an end, an error, or a new connection.
     pub readable: bool,
-    /// Something can be written, or the connection has been made or has failed.
+    /// Whether a write is possible, or the connection has been made or has failed.
     pub writable: bool,
-    /// The peer has ended its direction, or the connection has failed: an end follows the bytes that can be read.
+    /// Whether the peer has ended its direction, or the connection has failed: a read returns the end after the remaining
+    /// bytes.
     pub ended: bool,
 }
 
-/// Watches the sockets of a device, and decides which thread reads them.
+/// Watches the sockets of a device, and decides which threads read them: those that poll, or its own.
 pub struct Reactor {
-    /// The thread sleeps in this: it has the rare sources, the bell, and `data` while the thread owns the input.
+    /// The epoll instance in which the reactor's thread sleeps. It watches the rare sources, the bell (an eventfd that
+    /// wakes the thread), and `data` while the thread reads the data sources.
     all: Unshared,
     data: Unshared,
     bell: Unshared,
     is_polled: AtomicBool,
-    /// The number of claims so far.
+    /// The number of times that pollers have taken over reading the data sources.
     claimed: AtomicU32,
     polls: AtomicU32,
     claims: Mutex<Claims>,
     served: OnceLock<Served>,
-    /// Polls in a row that found another thread reading.
+    /// The number of consecutive polls during which another thread was reading.
     refused: AtomicU32,
     is_over: AtomicBool,
-    /// The policy counts time from this moment.
+    /// The moment from which the policy counts time.
     made: Instant,
     patience: Duration,
 }
 
-/// The link and the network that the reactor serves, as long as both exist.
+/// The link and the network that the reactor serves; both may cease to exist.
 struct Served {
     handler: Weak<dyn IoHandler>,
     network: Weak<dyn Progress>,
@@ -143,7 +147,7 @@ impl Reactor {
     /// Creates a reactor without sources.
     ///
     /// # Errors
-    /// The process has too many descriptors.
+    /// The process has too many open descriptors.
     pub fn new() -> io::Result<Self> {
         let mut reactor = Self {
             all: Unshared::made(new_epoll)?,
@@ -165,8 +169,8 @@ impl Reactor {
         Ok(reactor)
     }
 
-    /// Watches `source` from now on; the two highest tokens are the reactor's own. The kernel stops watching a descriptor
-    /// that is closed in all processes that have it.
+    /// Watches `source` from now on and reports its events with `token`; the two highest tokens are the reactor's own. The
+    /// kernel stops watching a descriptor when it is closed in all processes that have it.
     ///
     /// # Errors
     /// The source is watched already, or cannot be watched.
@@ -176,8 +180,8 @@ impl Reactor {
         Ok(epoll::add(self.epoll(kind), source, data, kind.flags())?)
     }
 
-    /// Watches `source` as another kind of data, also if it was not watched before, and reports the input that it has at
-    /// that moment.
+    /// Changes how `source` is watched to another kind of data source, or begins to watch it, and reports the input that it
+    /// has at that moment.
     ///
     /// # Errors
     /// The source cannot be watched.
@@ -191,7 +195,7 @@ impl Reactor {
         }
     }
 
-    /// Stops watching `source`.
+    /// Stops watching `source`, which was added as this kind of source.
     ///
     /// # Errors
     /// The source was not watched as this kind.
@@ -206,8 +210,8 @@ impl Reactor {
         }
     }
 
-    /// Starts the thread, which lets `network` read every source of data. It ends with the handler or the network, or after
-    /// [`stop`](Self::stop). Pending frames are sent when the process ends by itself.
+    /// Starts the reactor's thread, which calls `network` to read the data sources. The thread ends when the handler or the
+    /// network no longer exists, or after [`stop`](Self::stop). When the process exits, pending frames are sent.
     ///
     /// # Errors
     /// No thread could be started.
@@ -226,7 +230,7 @@ impl Reactor {
         started.map(drop)
     }
 
-    /// The network that delivers frames, once the thread has been [started](Self::start).
+    /// Returns the network that delivers frames; `None` before [`start`](Self::start) and after the network has ended.
     pub(crate) fn network(&self) -> Option<Arc<dyn Progress>> {
         self.served.get()?.network.upgrade()
     }
@@ -235,22 +239,23 @@ impl Reactor {
         self.served.get()?.handler.upgrade()
     }
 
-    /// Ends the thread.
+    /// Ends the reactor's thread.
     pub fn stop(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.ring();
     }
 
-    /// Makes the thread read every source. If pollers own the input, it does so when they are gone.
+    /// Makes the reactor's thread read every source. If pollers read the data sources, the thread does so when they have
+    /// stopped polling.
     pub fn ring(&self) {
         // The write fails only if the bell has rung and the thread has not read it yet.
         let _ = write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    /// Returns the events of some streams. Call this until it returns none.
+    /// Returns the streams that have events, at most [`AT_ONCE`]. Call this until it returns none.
     ///
     /// # Errors
-    /// The reactor does not work any longer.
+    /// The epoll instance fails.
     pub fn ready(&self) -> io::Result<ArrayVec<Ready, AT_ONCE>> {
         let mut events = [NO_EVENT; AT_ONCE];
         let count = wait(&self.data, &mut events, Some(Duration::ZERO))?;
@@ -371,7 +376,7 @@ impl Reactor {
         }
     }
 
-    // Takes the input back, because no poller has polled for long.
+    // Gives the input back to the thread, because no poller has polled for long.
     fn take_over(&self, handler: &dyn IoHandler, was_worth_it: bool) {
         // The lock is taken after this call, because a thread that delivers may return the input.
         let has_more = handler.arm_bell();
@@ -474,7 +479,7 @@ fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).unwrap_or_default()
 }
 
-/// The most sources that one call reports.
+/// The most streams that [`Reactor::ready`] returns at a time.
 pub const AT_ONCE: usize = 64;
 
 const BELL_TOKEN: u64 = u64::MAX;

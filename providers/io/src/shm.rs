@@ -1,21 +1,21 @@
 //! Shared memory in which the processes at one address send records to one another without the kernel.
 //!
-//! From each range to each there is a ring: the holder of the one range writes it, the holder of the other reads it. A
-//! process that is killed in the middle of a record has not published it, and no process waits for it. Each range has a
-//! *door*, which says which ranges write to it, whether a process reads, and whether the reader sleeps: then a bell wakes
-//! it.
+//! For each pair of ranges there are two rings, one per direction: the holder of the one range writes a ring, the holder of
+//! the other reads it. A process that is killed in the middle of a record has not published it, and no process waits for
+//! it. Each range has a *door*, a block that says which ranges write to it, whether a process reads its rings, and whether
+//! that process sleeps: a writer then wakes it by a message to its inbox, the *bell*.
 //!
 //! | where | contents |
 //! | --- | --- |
-//! | doors, 128 bytes for each range | `generation`, odd while a process reads; `sleep`, odd while the reader sleeps; on a line of its own `writers`, a bit for each |
-//! | connections, 4,096 long words for each range | TCP connections whose frames this process offers to exchange here: [`ShmPort::announce`] |
-//! | rings | a line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
+//! | doors, 128 bytes for each range | `generation`, odd while a process reads; `sleep`, odd while the reader sleeps; in a cache line of its own `writers`, a bit for each range that writes |
+//! | connections, 4,096 words of 64 bits for each range | TCP connections whose frames the holder of the range offers to send through this memory: [`ShmPort::announce`] |
+//! | rings | a cache line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
 //!
-//! A record is one element of 128 bytes: its number and the length of its payload, which publish it in one store; the
+//! A record is one element of 128 bytes: its number and the length of its payload, which one store publishes; the
 //! generation of the reader for which it is meant; and the record's head. The payload follows the head in the element if
-//! both fit, and is stored among the payloads otherwise. Records for a dead reader carry an older generation. A reader
-//! trusts nothing in this memory: it copies heads before it parses them, copies payloads without parsing them, and checks
-//! lengths and positions.
+//! both fit, and is stored in the ring's payload area otherwise. A reader ignores records with another generation than its
+//! own: they are meant for a process that has ended. A reader trusts nothing in this memory: it copies heads before it
+//! parses them, copies payloads without parsing them, and checks lengths and positions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,11 +31,11 @@ use crate::lock;
 use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
 use crate::qpn_range::{QpnRange, RANGES};
 
-/// The memory of the processes at one address.
+/// The shared memory of the processes at one address.
 #[derive(Debug)]
 pub(crate) struct Shm {
     memory: SharedMemory,
-    /// The mapping of the doors and connections.
+    /// The mapping of the doors and of the announced connections.
     front: Mapping,
 }
 
@@ -46,12 +46,12 @@ struct Door<'s> {
 }
 
 impl Shm {
-    /// Creates memory for processes that have none yet.
+    /// Creates the memory for the first process of a group.
     pub(crate) fn new() -> io::Result<Self> {
         Self::with(SharedMemory::new(TOTAL)?)
     }
 
-    /// Takes the descriptor that another process passed; `None` if it is something else.
+    /// Takes the memory whose descriptor another process passed; `None` if it is something else or cannot be mapped.
     pub(crate) fn of(descriptor: Unshared) -> Option<Self> {
         Self::with(SharedMemory::of(descriptor, TOTAL)?).ok()
     }
@@ -85,7 +85,7 @@ impl Shm {
         self.memory.map(place(from, to), RING)
     }
 
-    /// Marks a range as having no reader: its last holder may have been killed.
+    /// Marks a range as having no reader, because a process that was killed has not done so itself.
     pub(crate) fn leave(&self, range: QpnRange) {
         let generation = self.door(range).generation;
         let before = generation.load(Ordering::Acquire);
@@ -94,7 +94,8 @@ impl Shm {
         }
     }
 
-    // Returns whether a process has written to this ring since the memory was made, or since the ring was released.
+    // Returns whether a process has written to this ring since the memory was created, or since the ring's pages were
+    // released.
     fn is_touched(&self, from: QpnRange, to: QpnRange) -> bool {
         let first = place(from, to);
         let touched = self.memory.next_touched(first);
@@ -108,24 +109,24 @@ impl AsFd for Shm {
     }
 }
 
-/// Values that sender and receiver attach to a record.
+/// Values that the writer of a record attaches to it for the reader. The ring does not interpret them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordMeta {
-    /// A number whose meaning sender and receiver have agreed on.
+    /// A number; the TCP link stores in it which connection the record belongs to.
     pub stream: u32,
-    /// A kind whose meaning sender and receiver have agreed on.
+    /// A kind; a link stores in it what the record contains.
     pub kind: u8,
-    /// A class whose meaning sender and receiver have agreed on.
+    /// A class; the UDP link stores the frame's traffic class in it.
     pub class: u8,
 }
 
-/// An end of a TCP connection whose frames may go through shared memory.
+/// One end of a TCP connection whose frames may go through shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The port of this end and the port of its peer.
+    /// The TCP port of this end and that of its peer.
     pub ports: (u16, u16),
-    /// The [`stream`](RecordMeta::stream) of the records that this end receives, so that a later connection of these ports
-    /// does not get records of this one.
+    /// The [`stream`](RecordMeta::stream) number of the records that this end receives. A later connection with the same
+    /// ports has another number, and so gets no records of this one.
     pub stream: u32,
 }
 
@@ -143,53 +144,54 @@ impl Connection {
     }
 }
 
-/// A received record.
+/// A record that was read from a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'r> {
-    /// The range that sent it.
+    /// The range of the process that wrote the record.
     pub from: QpnRange,
-    /// The values that the sender attached.
+    /// The values that the writer attached.
     pub meta: RecordMeta,
-    /// The head, copied to memory of the reader.
+    /// The head of the record, copied to memory of this process.
     pub head: &'r [u8],
-    /// The payload, which the sender may still change.
+    /// The payload in shared memory, which the writer may still change.
     pub payload: Span<'r>,
 }
 
-/// The result of writing a record.
+/// The result of an attempt to write a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// The record is in the ring.
+    /// The record was written to the ring.
     Taken,
-    /// There is no room. A writer that waits is woken when there is much room.
+    /// The ring has no room. [`ShmPort::put_waiting`] reports when at least half of it is free.
     Full,
-    /// No process reads, or the head or payload is too long.
+    /// No process reads the range's records, or the head or the payload is too long.
     Nobody,
 }
 
-/// A process's access to the shared memory: to the rings that it writes and those that it reads.
+/// A process's access to the shared memory: to the rings that it writes and to those that it reads.
 #[derive(Debug)]
 pub struct ShmPort {
     shm: Arc<Shm>,
     range: QpnRange,
     generation: u32,
     outboxes: Box<[OnceLock<Option<Outbox>>]>,
-    /// A bit for each outbox that exists.
+    /// A bit for each range to which an outbox exists.
     open: AtomicU64,
-    /// A record was written since the bells were rung.
+    /// Whether this process has written a record since it last checked which readers sleep.
     has_put: AtomicBool,
-    /// The writers that wait for room that there is now.
+    /// The ranges, one bit each, of processes that must be woken: they sleep until this process makes room in a ring, and
+    /// now there is room.
     bells: AtomicU64,
-    /// Polls without a record since this process last wrote one, and the ranges that have left its records unread for that
-    /// long.
+    /// The number of consecutive polls without a record since this process last wrote one. `reminders` are the ranges, one
+    /// bit each, of processes that had not read its records by the [`REMINDED`]-th of these polls.
     looks: AtomicU32,
     reminders: AtomicU64,
-    /// The ranges to which records wait for room, or to which a driver waits for room.
+    /// The ranges, one bit each, in whose rings queued records or a driver wait for room.
     waiting: AtomicU64,
 }
 
 impl ShmPort {
-    /// Reads the records for a range, which this process has leased, from now on.
+    /// Announces that this process, which has leased `range`, reads the records for that range from now on.
     pub(crate) fn new(shm: Arc<Shm>, range: QpnRange) -> Self {
         let port = Self {
             generation: next_odd(shm.door(range).generation.load(Ordering::Acquire)),
@@ -210,8 +212,8 @@ impl ShmPort {
         port
     }
 
-    // Discards what the last holder of the range has left, and returns its pages to the system. No process needs the
-    // records for that holder; only their readers know which of the records from it they still need.
+    // Discards the records that the last holder of the range has not read, and returns its pages to the system. No process
+    // needs the records for that holder; only their readers know which of the records from it they still need.
     fn begin_anew(&self) {
         let others = || (0..RANGES).filter_map(QpnRange::of_index);
         for connection in 0..CONNECTIONS {
@@ -244,21 +246,23 @@ impl ShmPort {
 
     // ---- connections
 
-    /// Offers to exchange the frames of a TCP connection here; the peer [finds](Self::announced) the offer. Returns `false`
-    /// if another connection occupies the place.
+    /// Offers to send the frames of a TCP connection through shared memory; the peer [finds](Self::announced) the offer.
+    /// Returns `false` if another connection occupies the entry.
     pub fn announce(&self, own: Connection) -> bool {
         let place = self.shm.connection(self.range, own.ports);
         let announced = place.compare_exchange(0, own.word(), Ordering::SeqCst, Ordering::SeqCst);
         announced.is_ok()
     }
 
-    /// Withdraws an announcement; also that of another process, which was killed or does not need it any longer.
+    /// Withdraws the offer `of` that the process with the range `range` has made: this process itself, or a peer that was
+    /// killed or no longer needs it.
     pub fn withdraw(&self, range: QpnRange, of: Connection) {
         let place = self.shm.connection(range, of.ports);
         let _ = place.compare_exchange(of.word(), 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Returns the process that has [announced](Self::announce) the other end of a connection, and the announcement.
+    /// Returns the range of the process that has [offered](Self::announce) the other end of a TCP connection, and the
+    /// offer; `None` if no process has. The ports are those of this end and of its peer.
     pub fn announced(&self, (local, peer): (u16, u16)) -> Option<(QpnRange, Connection)> {
         let mut ranges = (1..RANGES).filter_map(QpnRange::of_index);
         ranges.find_map(|range| {
@@ -270,7 +274,7 @@ impl ShmPort {
 
     // ---- out
 
-    /// Returns whether a process reads the records for a range.
+    /// Returns whether a process reads the records for the range `to`.
     #[inline]
     pub fn reaches(&self, to: QpnRange) -> bool {
         is_odd(self.shm.door(to).generation.load(Ordering::Acquire))
@@ -293,8 +297,8 @@ impl ShmPort {
         Some(lock(&self.outbox(to)?.writer))
     }
 
-    /// Writes a record; `write` writes its payload of `length` bytes. Makes no system call:
-    /// [`Lease::ring_bells`](crate::Lease::ring_bells) does.
+    /// Writes a record for the process with the range `to`; `write` writes its payload of `length` bytes. This makes no
+    /// system call: [`Lease::ring_bells`](crate::Lease::ring_bells) wakes the reader if it sleeps.
     #[inline]
     pub fn put(
         &self,
@@ -324,7 +328,8 @@ impl ShmPort {
         put
     }
 
-    /// Queues a record until there is room, after others that wait. Records that wait for a process that has gone are lost.
+    /// Queues a record until the ring has room, after the records that are queued already. It is dropped if its reader ends
+    /// before.
     pub fn put_later(&self, to: QpnRange, meta: RecordMeta, head: &[u8], payload: Vec<u8>) {
         if let Some(mut writer) = self.writer(to) {
             writer.later_bytes += payload.len();
@@ -338,20 +343,20 @@ impl ShmPort {
         }
     }
 
-    /// Returns how many records were written so far.
+    /// Returns how many records this process has written so far.
     pub fn sent(&self) -> u64 {
         let outboxes = self.outboxes.iter().filter_map(OnceLock::get).flatten();
         outboxes.map(|outbox| lock(&outbox.writer).sent).sum()
     }
 
-    /// Returns how many records wait for room, and how many bytes of payloads.
+    /// Returns how many records for `to` are queued for lack of room, and how many bytes of payload they have.
     pub fn waiting(&self, to: QpnRange) -> (usize, usize) {
         let writer = self.waits().then(|| self.writer(to)).flatten();
         writer.map_or((0, 0), |writer| (writer.later.len(), writer.later_bytes))
     }
 
-    /// Returns what the holder of a range and this process have written to one another, and read; `None` if the range has
-    /// no reader.
+    /// Returns how many records this process and the process with the range `with` have written to one another, and how
+    /// many of them were read; `None` if no process reads the records for that range.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let mut writer = self.reaches(with).then(|| self.writer(with))??;
         writer.look_at_head();
@@ -376,7 +381,7 @@ impl ShmPort {
         self.looks.store(0, Ordering::Relaxed);
     }
 
-    // Sets the bit of this range as a writer in the reader's door.
+    // Sets the bit of this range in the reader's door, so that the reader polls this ring.
     #[inline]
     fn say(&self, door: &Door<'_>) {
         let bit = 1 << self.range.index();
@@ -390,14 +395,14 @@ impl ShmPort {
         self.waiting.fetch_or(1 << to.index(), Ordering::SeqCst);
     }
 
-    /// Returns whether a record or a driver waits for room.
+    /// Returns whether a queued record or a driver waits for room in any ring.
     #[inline]
     pub fn waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Writes records that wait for room, as far as there is some. Returns whether that was any. Calls `has_room` for each
-    /// range to which no record waits any longer.
+    /// Writes queued records, as far as the rings have room. Returns whether it wrote any. Calls `has_room` for a range
+    /// once no record for it is queued and at least half of its ring is free.
     pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) -> bool {
         let mut any = false;
         for to in ranges(self.waiting.load(Ordering::Relaxed)) {
@@ -433,7 +438,7 @@ impl ShmPort {
         any
     }
 
-    /// Returns whether a process may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does that.
+    /// Returns whether it may be necessary to wake a process, which [`Lease::ring_bells`](crate::Lease::ring_bells) does.
     #[inline]
     pub(crate) fn may_have_bells(&self) -> bool {
         self.has_put.load(Ordering::Relaxed)
@@ -441,8 +446,8 @@ impl ShmPort {
             || self.reminders.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the ranges whose bells must be rung, and for which sleep: those that sleep although there is a record for
-    /// them, or room for which they wait.
+    /// Returns the ranges of the processes that must be woken, because they sleep although there is a record for them, or
+    /// room that they wait for; and the number of each one's sleep.
     pub(crate) fn take_bells(&self) -> impl Iterator<Item = (QpnRange, u32)> {
         // A thread that writes a record from now on sets this again and checks by itself. This thread sees records that
         // others have written before.
@@ -469,7 +474,8 @@ impl ShmPort {
         ranges(bells).filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
-    /// Returns the ranges whose bells must be rung although they do not sleep, because they do not read either.
+    /// Returns the ranges of processes that must be woken although they do not sleep, because they do not read their
+    /// records either.
     pub(crate) fn take_reminders(&self) -> impl Iterator<Item = QpnRange> {
         ranges(match self.reminders.load(Ordering::Relaxed) {
             0 => 0,
@@ -477,14 +483,15 @@ impl ShmPort {
         })
     }
 
-    /// Notes that the bell of a range was rung for this sleep. A process that is killed before that has not noted it.
+    /// Notes that the process with the range `to` was woken from the sleep with this number, so that it is not woken twice.
+    /// If this process is killed before, another writer wakes that process.
     pub(crate) fn rung(&self, to: QpnRange, sleep: u32) {
         self.shm.door(to).sleep.woken(sleep);
     }
 
     // ---- in
 
-    /// Gives records to `take`, a limited number of each sender. Returns whether there was one.
+    /// Calls `take` with the records that have arrived, at most 64 of each writer. Returns whether there was any.
     #[inline]
     pub fn receive(&self, readers: &mut Readers, take: &mut dyn FnMut(&Record<'_>)) -> bool {
         let senders = self.shm.door(self.range).writers.load(Ordering::Acquire);
@@ -514,7 +521,8 @@ impl ShmPort {
         any
     }
 
-    // Reminds readers: one that has not read for long may have polled before, and may now wait without polling.
+    // Finds the processes that must be reminded: one that has not read for long may have polled before, and may now wait
+    // without polling.
     #[cold]
     fn remind(&self) {
         let has_unread = |to: &QpnRange| {
@@ -538,8 +546,8 @@ impl ShmPort {
         }
     }
 
-    /// Makes each process that writes a record here, or makes room for one that waits, ring the bell from now on. Returns
-    /// whether there is something to do already.
+    /// Makes other processes wake this one when they write a record for it, or make room that it waits for. Returns whether
+    /// a record or room is there already.
     pub fn arm_bell(&self, readers: &mut Readers) -> bool {
         let door = self.shm.door(self.range);
         door.sleep.begin();
@@ -573,31 +581,33 @@ impl Drop for ShmPort {
 #[derive(Debug)]
 struct Outbox {
     writer: Mutex<Writer>,
-    /// A record was written since the bell was rung.
+    /// Whether a record was written to this ring since the writer last checked whether the reader sleeps.
     has_put: AtomicBool,
 }
 
-/// The writer's end of a ring.
+/// The writing end of a ring.
 #[derive(Debug)]
 struct Writer {
     ring: Mapping,
     tail: u32,
-    /// The reader's position when it was last read. The reader may be further by now.
+    /// The reader's position when this process last read it. The reader may have advanced since.
     head: u32,
-    /// The position of the next payload, and the end of the payload of each element. Positions only grow.
+    /// The position of the next payload in the payload area. `ends` has the position after the payload of each record in
+    /// the ring. Positions only grow; the area is used modulo its size.
     next: u64,
     ends: Box<[u64]>,
-    /// Up to this element the ring holds records of an earlier process, whose payloads may be anywhere.
+    /// The number of the last record, plus one, that an earlier process wrote to this ring. The payloads of such records
+    /// may be anywhere in the payload area.
     inherited: u32,
     later: VecDeque<Later>,
     later_bytes: usize,
     sent: u64,
 }
 
-/// A record that waits for room.
+/// A record that is queued until the ring has room.
 #[derive(Debug)]
 struct Later {
-    /// The generation of the reader for which the record is meant.
+    /// The generation of the reader for which the record is meant. If another process reads by then, the record is dropped.
     generation: u32,
     meta: RecordMeta,
     head: Box<[u8]>,
@@ -646,7 +656,7 @@ impl Writer {
         self.used() as usize <= ELEMENTS / 2 && self.used_bytes() <= ROOM as u64 / 2
     }
 
-    // Returns how many bytes of payloads have not been read.
+    // Returns how many bytes of the payload area hold payloads that have not been read.
     fn used_bytes(&self) -> u64 {
         let is_inherited = self.tail.wrapping_sub(self.inherited) < self.used();
         match self.used() {
@@ -659,7 +669,7 @@ impl Writer {
         }
     }
 
-    // Allocates room for a payload, and returns its position.
+    // Allocates room for a payload in the payload area. Returns its position; `None` if there is no room.
     fn allocate(&mut self, length: usize) -> Option<u64> {
         let length = length.next_multiple_of(LINE) as u64;
         let room = ROOM as u64;
@@ -732,7 +742,7 @@ impl Writer {
     }
 }
 
-// Returns the number after the last published record.
+// Returns the number after that of the last published record. `head` is the number at which the reader is.
 fn published(ring: &Mapping, head: u32) -> u32 {
     let mut tail = head;
     for _ in 0..ELEMENTS {
@@ -744,12 +754,12 @@ fn published(ring: &Mapping, head: u32) -> u32 {
     tail
 }
 
-/// The reader's end of a ring.
+/// The reading end of a ring.
 #[derive(Debug)]
 struct Reader {
     ring: Mapping,
     head: u32,
-    /// Polls in a row that found no record.
+    /// The number of consecutive polls that found no record in this ring.
     idle: u32,
 }
 
@@ -828,7 +838,7 @@ impl Reader {
     }
 }
 
-/// The reading ends of a process's rings. Only the thread that receives uses them.
+/// The reading ends of the rings to this process. Only the thread that receives uses them.
 #[derive(Debug, Default)]
 pub struct Readers(Vec<Option<Reader>>);
 
@@ -849,7 +859,7 @@ impl Readers {
     }
 }
 
-/// The words before the head of a record, after its number and the length of its payload.
+/// The two 64-bit words of a record in a ring that follow the record's number and payload length, and precede its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fixed {
     place: u32,
@@ -905,45 +915,48 @@ const fn place(from: QpnRange, to: QpnRange) -> u64 {
     (FRONT + (to.index() * RANGES + from.index()) * RING) as u64
 }
 
-/// Bytes of a cache line. A door has two, which a processor fetches together.
+/// Bytes of a cache line. A door, which holds the state of a range, has two lines, which a processor fetches together.
 const LINE: usize = 64;
 const DOOR: usize = 2 * LINE;
-/// The most connections that a process may have announced.
+/// The most TCP connections that a process can have announced.
 const CONNECTIONS: usize = 4096;
 const FRONT: usize = (RANGES * DOOR + RANGES * CONNECTIONS * 8).next_multiple_of(PAGE);
-/// The largest page size of any system.
+/// The largest page size of any system, in bytes.
 const PAGE: usize = 64 << 10;
 
-/// Offsets in the first lines of a ring.
+/// Offsets in a ring: of the reader's position, and of the flag that the writer waits for room.
 const HEAD: usize = 0;
 const WAITS: usize = LINE;
-/// Bytes of an element: the fixed part, the head and an inline payload.
+/// Bytes of an element, the slot of a record in a ring: the fixed part, the head, and the payload if it fits.
 const ELEMENT: usize = 2 * LINE;
-/// A payload begins at a multiple of this after its head, because aligned words are copied fastest.
+/// A payload that is stored in a ring's element begins at a multiple of this after the head, because aligned words are
+/// copied fastest.
 const WORD: usize = 8;
 const FIXED: usize = 24;
 const INLINE: usize = ELEMENT - FIXED;
 const ELEMENTS: usize = 256;
 const PAYLOADS: usize = (ELEMENT * (1 + ELEMENTS)).next_multiple_of(PAGE);
-/// Bytes for payloads, and after how many of them a writer checks whether it may continue at the beginning.
+/// Bytes of a ring's payload area. A writer that is beyond `STRETCH` continues at the beginning if the ring is empty then.
 pub(crate) const ROOM: usize = 1 << 20;
 const STRETCH: usize = ROOM / 2;
 const RING: usize = PAYLOADS + ROOM;
 const TOTAL: u64 = (FRONT + RANGES * RANGES * RING) as u64;
 
-/// Bytes of the longest head.
+/// Bytes of the longest head of a record.
 pub const LONGEST_HEAD: usize = INLINE;
-/// Bytes of the longest payload: the writer can write the next one while the reader reads this one.
+/// Bytes of the longest payload of a record. It is so short that the writer can write the next payload while the reader
+/// reads this one.
 pub const LONGEST_PAYLOAD: usize = 64 << 10;
 const _: () = assert!(LONGEST_PAYLOAD <= STRETCH && INLINE.is_multiple_of(WORD) && RANGES == 64);
 
-/// The most records of one sender that are read before the next sender gets its turn.
+/// The most records of one writer that are read before it is the next writer's turn.
 const AT_ONCE: usize = 64;
-/// The number of polls that read all records that a sender had written before.
+/// The number of polls after which a reader has read all records that a writer had written before.
 pub const LOOKS_FOR_ALL: usize = ELEMENTS.div_ceil(AT_ONCE);
-/// Polls without a record, some tens of microseconds, before readers that leave records unread are reminded.
+/// The number of polls without a record, some tens of microseconds, after which processes that leave records unread are
+/// reminded.
 const REMINDED: u32 = 512;
-/// Polls without a record before a sender must set its bit again.
+/// The number of polls without a record after which a reader clears the writer's bit and no longer polls its ring.
 const IDLE: u32 = 1000;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! UDP with segmentation and joining, multicast, TCP. These sockets know bytes and addresses, but no frames.
+//! UDP sockets with segmentation and receive offload, multicast, and TCP sockets. They know bytes and addresses, but no
+//! frames.
 
 pub(crate) mod address;
 pub(crate) mod control;
@@ -24,14 +25,14 @@ pub use refusal::is_about_routes;
 pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, source_of};
 
-/// Returns whether the process has used less than three quarters of the descriptors that it may have.
+/// Returns whether the process has used less than three quarters of the descriptors that its limit allows.
 pub fn has_descriptors() -> bool {
     let is_low = |probe: OwnedFd| (probe.as_raw_fd() as usize) < most_descriptors() / 4 * 3;
     // The system gives the lowest number that is free.
     eventfd(0, EventfdFlags::CLOEXEC).is_ok_and(is_low)
 }
 
-/// Returns how many descriptors the process may have.
+/// Returns how many descriptors the limit of the process allows.
 pub fn most_descriptors() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok());

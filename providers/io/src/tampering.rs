@@ -1,11 +1,11 @@
-//! Faults of a stream, between a connection and its socket. They affect bytes, not frames.
+//! Injected faults of a stream, between a connection and its socket. They affect bytes, not frames.
 
 use polyverbs_engine::time::Time;
 
 use polyverbs_sim::chance::Chance;
 use polyverbs_sim::fault::{Between, FaultSpec};
 
-/// The faults of one direction of a connection.
+/// The faults that are injected into one direction of a connection.
 #[derive(Debug)]
 pub(super) struct Tampering {
     faults: FaultSpec,
@@ -14,7 +14,8 @@ pub(super) struct Tampering {
 }
 
 impl Tampering {
-    /// Creates the faults of the direction with the number `direction`.
+    /// Creates the faults of one direction. `direction` is a number that no other direction has; with the seed it
+    /// determines the faults.
     pub(super) fn new(faults: FaultSpec, direction: usize) -> Self {
         Self {
             faults,
@@ -23,20 +24,20 @@ impl Tampering {
         }
     }
 
-    /// Counts a frame.
+    /// Counts a frame that was sent.
     pub(super) const fn count(&mut self) {
         self.frames += 1;
     }
 
-    /// Returns whether the connection has carried more frames than it may.
+    /// Returns whether more frames were sent than `reset_after` allows, so that the connection must be reset.
     pub(super) fn is_spent(&self) -> bool {
         self.faults
             .reset_after
             .is_some_and(|most| self.frames > most)
     }
 
-    /// Returns until when the stream must stand still before the next frame. A frame that follows pending ones (`is_first`
-    /// is false) leaves with them, so only a stall can hold it.
+    /// Returns the time until which the stream must send nothing; `None` if the next frame may leave at once. A frame that
+    /// follows pending ones (`is_first` is false) leaves with them, so only a stall can hold it.
     pub(super) fn hold(&mut self, now: Time, is_first: bool) -> Option<Time> {
         let FaultSpec { delay, stall, .. } = self.faults;
         let chance = &mut self.chance;
@@ -46,12 +47,12 @@ impl Tampering {
         Some(now.after(time))
     }
 
-    /// Returns whether these faults may hold a stream.
+    /// Returns whether `faults` has faults that delay or stall a stream.
     pub(super) fn holds(faults: &FaultSpec) -> bool {
         faults.stall.is_some() || faults.delay != Between::default()
     }
 
-    /// Flips a bit of a frame, if chance decides so. Returns whether it did.
+    /// Flips a random bit of a frame with the probability of the `flip` fault. Returns whether it did.
     pub(super) fn flip(&mut self, frame: &mut [u8]) -> bool {
         let is_hit = !frame.is_empty() && self.chance.strikes(self.faults.flip);
         if is_hit {
@@ -60,7 +61,7 @@ impl Tampering {
         is_hit
     }
 
-    /// Returns how many of `most` bytes pass at once.
+    /// Returns how many of `most` bytes the next send or receive call may pass.
     pub(super) fn piece(&mut self, most: usize) -> usize {
         match self.faults.chunk {
             Some(bytes) => most.min(self.chance.number(bytes).max(1) as usize),

@@ -1,8 +1,8 @@
-//! The TCP link: frames on streams, one connection for each pair of queue pairs.
+//! The TCP link: frames on streams, one TCP connection for each pair of QPs.
 //!
-//! The driver's owner attaches a connection after it has been made and its ends have agreed on their parameters. A frame is
-//! encoded when the driver sends it, to the end of its stream's queue. Received bytes are parsed in the reader's buffer; a
-//! stream keeps only the bytes of an incomplete frame, so that an idle one has no buffer at all.
+//! The owner of the link attaches a connection after it has been made and its ends have agreed on their parameters. When
+//! the driver sends a frame, the link encodes it at the end of its stream's queue. Received bytes are parsed in a buffer
+//! that all streams share; a stream keeps only the bytes of an incomplete frame, so that an idle one has no buffer at all.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,26 +37,28 @@ use shared::Channel;
 
 pub use shared::Announcement;
 
-/// Options of a [`TcpLink`].
+/// Options with which a [`TcpLink`] is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpLinkOptions {
-    /// The largest payload of a frame that drivers should send.
+    /// The largest payload in bytes of a frame that drivers should send.
     pub max_frame: usize,
-    /// Bytes that may wait on a stream before it reports that it has no room.
+    /// The number of queued bytes from which on a stream refuses frames. The driver is notified when half of them have
+    /// left.
     pub backlog: usize,
-    /// How long the peer may take to end its direction after this side has ended its own.
+    /// How long a connection stays after this end has ended its direction, while the peer has not ended its own.
     pub linger: Duration,
-    /// The frames of a connection with a process at the same address go through shared memory, if both processes enable
-    /// this and no fault changes bytes that leave.
+    /// Whether the frames of a connection with a process at the same address go through shared memory. Both processes must
+    /// enable this, and no fault may be injected.
     pub memory: bool,
-    /// The faults of streams for bytes that leave; `chunk` also applies to bytes that arrive. Frames that are sent during a
-    /// `delay` leave with the delayed one. `reset_after` counts the frames of this end.
+    /// The faults that the link injects into the bytes that leave; `chunk` also applies to bytes that arrive. Frames that
+    /// are sent during a `delay` leave with the delayed one. `reset_after` counts the frames that this end sends.
     pub faults: FaultSpec,
 }
 
 impl Default for TcpLinkOptions {
-    /// Frames that fit into segments of Ethernet, 256 KiB of backlog, ten seconds of linger, shared memory, no faults.
+    /// Frames that fit into a TCP segment on Ethernet, a backlog of 256 KiB, ten seconds of linger, shared memory, no
+    /// faults.
     fn default() -> Self {
         Self {
             max_frame: 1408,
@@ -68,80 +70,83 @@ impl Default for TcpLinkOptions {
     }
 }
 
-/// A connection and the state of its halves.
+/// A TCP connection that a link is to carry frames on, and the codec's state for it.
 pub struct Attachment<C: StreamCodec> {
-    /// The key of the frames that the connection carries.
+    /// The key by which frames name the connection ([`StreamCodec::key`]).
     pub key: u64,
-    /// The connection.
+    /// The connected socket.
     pub socket: Arc<TcpSocket>,
-    /// This end's address, as frames name it.
+    /// This end's address in the frames that the link delivers.
     pub local: LinkAddress,
-    /// The peer's address, as frames name it.
+    /// The peer's address in the frames that the link delivers.
     pub peer: LinkAddress,
-    /// The state of the sending half.
+    /// The codec's state of the sending half.
     pub sender: C::Sender,
-    /// The state of the receiving half.
+    /// The codec's state of the receiving half.
     pub receiver: C::Receiver,
-    /// Bytes of frames that have been received already.
+    /// Bytes of frames that were already received from the socket.
     pub received: Vec<u8>,
-    /// Bytes to send before any frame. They are sent when the link is ready to deliver the peer's answer.
+    /// Bytes that the link sends before any frame, for instance the last message of the connection's setup. It sends them
+    /// once it can deliver the peer's answer.
     pub last: Vec<u8>,
-    /// Whether frames that the driver offers wait until the peer has sent one.
+    /// Whether the link refuses the driver's frames until the peer has sent one.
     pub is_held: bool,
-    /// Present if the connection's frames may go through shared memory.
+    /// The result of [`TcpLink::announce`]; with `None`, all frames go through TCP.
     pub announcement: Option<Announcement>,
 }
 
 counts! {
-    /// Counts of the streams of a [`TcpLink`].
+    /// Counts of frames and connections of a [`TcpLink`].
     TcpCounts,
-    /// Frames that the link took from the driver.
+    /// Frames that the driver sent and the link accepted.
     sent,
-    /// Frames that were delivered.
+    /// Frames that the link delivered to the driver.
     delivered,
-    /// Streams that could not be parsed further.
+    /// Streams that the codec could not parse further.
     broken,
-    /// Connections that were lost.
+    /// Connections that were lost: by an error, a reset, or a peer that did not end its direction in time.
     lost,
-    /// Frames for a connection that does not exist.
+    /// Frames that the driver sent, or records that arrived, for a connection that does not exist.
     homeless,
-    /// Frames in which a fault flipped a bit.
+    /// Frames that were sent with a bit flipped by an injected fault.
     flipped,
-    /// Connections whose frames go through shared memory.
+    /// Connections that were attached with their frames in shared memory.
     by_memory,
 }
 
-/// A link over TCP; see the [module](self).
+/// A link that carries frames on TCP connections; see the [module](self).
 pub struct TcpLink<C: StreamCodec> {
     codec: C,
     options: TcpLinkOptions,
-    // Each frame looks its stream up here. The keys are this end's own, so the hash need not resist attacks.
+    // Each frame's stream is found here by its key. This end chooses the keys, so the hash need not resist attacks.
     streams: RwLock<FxHashMap<u64, Arc<Stream<C>>>>,
-    /// Streams with bytes to write, and spare queues for more of them.
+    /// Streams that the next flush writes. The second part holds spare queues.
     dirty: Chore<Arc<Stream<C>>, Vec<ByteQueue>>,
-    /// Streams that a fault holds back.
+    /// Streams that an injected fault holds back.
     held: Chore<Arc<Stream<C>>>,
-    /// Streams that this end has ended, and the time at which each is given up if the peer has not ended it.
+    /// Streams whose sending direction this end has ended, and the time at which each is given up if the peer has not ended
+    /// the other direction.
     ending: Chore<(Time, Weak<Stream<C>>)>,
-    /// How long the next drain waits.
+    /// How long the next destruction of QPs may wait until pending bytes are written.
     patience: Mutex<Duration>,
-    /// Streams that were attached with bytes to read, and streams in shared memory that were attached or detached.
+    /// Streams that were attached with received bytes, and streams in shared memory that were attached or detached. The
+    /// thread that reads handles them.
     changed: Chore<Arc<Stream<C>>>,
     news: Chore<(Arc<Stream<C>>, StreamEvent)>,
     inbound: Mutex<Inbound<C>>,
-    /// Spare buffers for incomplete frames.
+    /// Spare buffers for the bytes of incomplete frames.
     spare: Mutex<Vec<Vec<u8>>>,
     reactor: Arc<Reactor>,
     attend: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
-    /// The shared memory of the processes at this address.
+    /// The lease by which this process uses the shared memory of its address; `None` if it does not.
     lease: Option<Arc<Lease>>,
-    /// The number of the next stream that is announced there.
+    /// The number of the next stream that is announced in shared memory.
     announced: AtomicU32,
     made: AtomicUsize,
     counters: Counters,
 }
 
-/// The range that sends records of a stream, and the number that the records carry.
+/// The range of the process that writes the records of a stream, and the stream number that the records carry.
 type ChannelKey = (QpnRange, u32);
 
 struct Stream<C: StreamCodec> {
@@ -149,39 +154,40 @@ struct Stream<C: StreamCodec> {
     local: LinkAddress,
     peer: LinkAddress,
     socket: Arc<TcpSocket>,
-    /// The link has removed the stream.
+    /// Whether the link has removed the stream.
     is_gone: AtomicBool,
-    /// Frames that arrive are no longer delivered.
+    /// Whether frames that arrive are dropped.
     is_deaf: AtomicBool,
-    /// The peer's direction has ended or cannot be read. Threads without the lock of `incoming` read this.
+    /// Whether the peer's direction has ended or cannot be read. Threads that do not hold the lock of `incoming` read this.
     has_ended: AtomicBool,
-    /// This end has ended the stream, and a drain has waited for its pending bytes.
+    /// Whether the destruction of a QP has already waited for the pending bytes of this stream, which this end has ended.
     is_drained: AtomicBool,
     channel: Option<Channel>,
     outgoing: Mutex<Outgoing<C>>,
-    /// A thread that takes both locks takes this one first.
+    /// The receiving half. A thread that takes the locks of both halves takes this one first.
     incoming: Mutex<Incoming<C>>,
 }
 
 struct Outgoing<C: StreamCodec> {
     sender: C::Sender,
     queue: ByteQueue,
-    /// Bytes that a frame may carry on this path.
+    /// The most bytes, without framing, of a frame that fits into a TCP segment of this path.
     unit: usize,
     ends: bool,
     is_over: bool,
     is_dirty: bool,
-    /// The driver has been refused for lack of room, and waits for an event.
+    /// Whether the link has refused a frame for lack of room, so that it must notify the driver when there is room.
     wants_room: bool,
-    /// The driver has been refused because its frame must not interrupt another message, and waits for an event.
+    /// Whether the link has refused a frame that would have interrupted another message, so that it must notify the driver
+    /// when that message is complete.
     wants_turn: bool,
-    /// Frames that the driver offers wait for the peer's first frame.
+    /// Whether the link refuses frames until the peer's first frame has arrived.
     is_held: bool,
-    /// The socket takes nothing until the reactor reports room.
+    /// Whether the send buffer of the socket was full; the reactor reports when it has room.
     is_full: bool,
-    /// The reactor watches the socket for room.
+    /// Whether the reactor watches the socket for being writable.
     wants_word: bool,
-    /// Bytes that have left since the segment size was last read.
+    /// Bytes that were sent since the segment size was last read.
     since: usize,
     held_until: Time,
     tampering: Tampering,
@@ -189,35 +195,35 @@ struct Outgoing<C: StreamCodec> {
 
 struct Incoming<C: StreamCodec> {
     receiver: C::Receiver,
-    /// The bytes of an incomplete frame.
+    /// The received bytes of an incomplete frame.
     begun: Vec<u8>,
     has_begun: bool,
     is_over: bool,
     tampering: Tampering,
 }
 
-/// State of the thread that reads.
+/// The state of the thread that reads; only one thread at a time does.
 struct Inbound<C: StreamCodec> {
     buffer: Box<[u8]>,
-    /// The stream whose incomplete frame is still in the buffer, and its position. The next read of that stream appends to
-    /// it.
+    /// The stream whose incomplete frame is still in the buffer, and the position of that frame. The next read of this
+    /// stream appends to it.
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
-    /// Recently active streams, which are read without asking epoll, beginning with the next to read, and how often each
-    /// has had nothing since.
+    /// Recently active streams, which each poll reads without asking epoll, in the order of their turns. With each stream
+    /// is the number of consecutive reads that found no bytes.
     hot: VecDeque<(Arc<Stream<C>>, u32)>,
-    /// Streams whose frames arrive through shared memory.
+    /// Streams whose frames arrive through shared memory, by the sender's range and the stream number of their records.
     by_memory: FxHashMap<ChannelKey, Arc<Stream<C>>>,
     readers: Readers,
-    /// Streams that had more than their turn allowed. Epoll does not report them again.
+    /// Streams that had more bytes than one turn reads. Epoll does not report them again, so the next poll reads them.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    /// Creates a link of the device at `address`, without connections. It carries nothing before [`start`](Self::start).
+    /// Creates a link of the device at `address`, without connections. It delivers nothing before [`start`](Self::start).
     ///
     /// # Errors
-    /// The process has too many descriptors.
+    /// The process has too many open descriptors.
     pub fn new(codec: C, address: IpAddr, options: TcpLinkOptions) -> io::Result<Arc<Self>> {
         let lease = Self::lease(address, &options);
         let reactor = Reactor::new()?;
@@ -253,8 +259,9 @@ impl<C: StreamCodec> TcpLink<C> {
         }))
     }
 
-    /// Starts the thread that delivers frames to `network` while no thread polls. The thread ends with the network. It
-    /// calls `attend` with the token of each other [`Source::Rare`] that has something.
+    /// Starts the reactor's thread, which delivers frames to `network` while no thread of the program polls. The thread
+    /// ends with the network. It calls `attend` with the token of each [`Source::Rare`] that the caller has added to the
+    /// reactor, when that source has input.
     ///
     /// # Errors
     /// No thread could be started.
@@ -268,27 +275,27 @@ impl<C: StreamCodec> TcpLink<C> {
         self.reactor.start(handler, network)
     }
 
-    /// The reactor that watches the sockets.
+    /// The reactor that watches the sockets of this link.
     pub fn reactor(&self) -> &Arc<Reactor> {
         &self.reactor
     }
 
-    /// Returns the counts of streams so far.
+    /// Returns the counts of frames and connections so far.
     pub fn counts(&self) -> TcpCounts {
         let mut counts = TcpCounts::default();
         self.counters.add_to(&mut counts);
         counts
     }
 
-    /// Returns how many connections there are.
+    /// Returns how many connections are attached.
     pub fn connections(&self) -> usize {
         self.streams().len()
     }
 
-    /// Carries frames over a connection from now on.
+    /// Attaches a connection: the link carries frames over it from now on.
     ///
     /// # Errors
-    /// The key is in use, `received` has more bytes than a turn of reading takes, or the system refuses.
+    /// The key is in use, `received` has more bytes than the link's buffer, or the system refuses to watch the socket.
     pub fn attach(&self, attachment: Attachment<C>) -> io::Result<()> {
         let Attachment {
             key,
@@ -368,8 +375,8 @@ impl<C: StreamCodec> TcpLink<C> {
         Ok(())
     }
 
-    /// Removes a connection, which is reset unless both its ends have ended. Nothing is delivered for it any longer. It is
-    /// no error if the connection does not exist.
+    /// Removes a connection and resets it, unless both directions have ended already. The link delivers nothing for it
+    /// afterwards. It is no error if no connection has this key.
     pub fn detach(&self, key: u64) {
         if let Some(stream) = self.take(key) {
             lock(&stream.outgoing).is_over = true;
@@ -528,7 +535,7 @@ impl<C: StreamCodec> TcpLink<C> {
         self.mark(stream, outgoing);
     }
 
-    // Gives up peers that took too long to end their direction.
+    // Drops connections whose peers took too long to end their direction.
     fn expire(&self, now: Time) {
         let is_due =
             |(until, stream): &(Time, Weak<Stream<C>>)| *until <= now || stream.strong_count() == 0;
@@ -812,7 +819,7 @@ impl<C: StreamCodec> TcpLink<C> {
         at
     }
 
-    // Lets held frames leave, because the peer's first frame has arrived.
+    // Lets the driver send, because the peer's first frame has arrived.
     fn let_go(&self, stream: &Arc<Stream<C>>) {
         let mut outgoing = lock(&stream.outgoing);
         outgoing.is_held = false;
@@ -888,16 +895,16 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 }
 
-/// The result of a read.
+/// The result of reading a stream's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// There may be more.
+    /// The socket may have more bytes.
     More,
-    /// There is nothing more for now.
+    /// The socket has no further bytes for now.
     Empty,
     /// The peer has ended its direction.
     End,
-    /// The connection is lost.
+    /// The connection is lost, and the stream was removed.
     Lost,
 }
 
@@ -927,14 +934,14 @@ impl<C: StreamCodec> Stream<C> {
     }
 }
 
-/// Under which condition a frame is taken.
+/// The condition under which a stream accepts a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admit {
-    /// The frame is taken in any case.
+    /// The stream accepts the frame in any case.
     Always,
-    /// The frame is taken if there is room.
+    /// The stream accepts the frame if it has room and the frame interrupts no message.
     IfRoom,
-    /// The frame is taken, and none after it.
+    /// The stream accepts the frame in any case, and no frame after it.
     Last,
 }
 
@@ -1059,7 +1066,8 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    // Waits until the ended streams are written, or the caller has `waited` for too long.
+    // Waits until the pending bytes of ended streams are written, or until `waited` reports that the caller has waited for
+    // too long.
     fn drain_while(&self, waited: &dyn Fn() -> Duration) {
         let ending = self.ending.with(|ending, _| ending.clone());
         let is_new = |stream: &Arc<Stream<C>>| !stream.is_drained.swap(true, Ordering::Relaxed);
@@ -1076,7 +1084,7 @@ impl<C: StreamCodec> TcpLink<C> {
         };
     }
 
-    // Sends complete when the link has taken them, so the bytes that it took are written before the process ends.
+    // Writes the bytes of all streams before the process ends, because the program has got completions of these sends.
     fn write_everything(&self, waited: &dyn Fn() -> Duration) {
         // The lock is released first, because a stream that fails is removed.
         let streams: Vec<_> = self.streams().values().map(Arc::clone).collect();
@@ -1112,7 +1120,7 @@ impl<C: StreamCodec> Drop for TcpLink<C> {
 }
 
 impl<C: StreamCodec> Inbound<C> {
-    // Reads a stream that epoll has reported more often from now on.
+    // Makes each poll read a stream that epoll has reported, without asking epoll again.
     fn remember(&mut self, stream: &Arc<Stream<C>>) {
         let is_known = self.hot.iter().any(|(known, _)| Arc::ptr_eq(known, stream));
         if !is_known && stream.is_asked() {
@@ -1150,14 +1158,16 @@ impl<C: StreamCodec> Inbound<C> {
     }
 }
 
-/// A list of pending work. A poller sees without a lock that it is empty. The lock also guards spare objects.
+/// A list of pending work. A poller sees without a lock whether it is empty. The lock also guards spare objects of type
+/// `S`.
 struct Chore<T, S = ()> {
     any: AtomicBool,
     list: Lock<(VecDeque<T>, S)>,
 }
 
 impl<T, S> Chore<T, S> {
-    /// Returns whether the list has an entry. A thread that adds one at this moment handles it itself.
+    /// Returns whether the list has an entry. The calling thread may miss an entry that another thread is adding at this
+    /// moment; that thread then handles it.
     #[inline]
     fn is_any(&self) -> bool {
         self.any.load(Ordering::Acquire)
@@ -1179,7 +1189,7 @@ impl<T, S> Chore<T, S> {
         self.pop_if(|_| true)
     }
 
-    /// Removes the first entry, if it is due.
+    /// Removes and returns the first entry, if `is_due` accepts it; `None` otherwise.
     #[inline]
     fn pop_if(&self, is_due: impl FnOnce(&T) -> bool) -> Option<T> {
         let pop = |list: &mut VecDeque<T>, _: &mut S| match list.front().is_some_and(is_due) {
@@ -1199,26 +1209,29 @@ impl<T, S: Default> Default for Chore<T, S> {
     }
 }
 
-/// The token of the inbox of the lease for shared memory.
+/// The reactor's token for the inbox over which other processes at this address send messages.
 const INBOX: u64 = 1 << 62;
 
-/// Bytes that one read asks for, after the longest frame that has begun: both together fit into a processor's cache.
+/// Bytes that one read asks for. The buffer has room for them after the longest incomplete frame, and fits into a
+/// processor's cache.
 const READ: usize = 128 << 10;
-/// Reads of a stream in its turn, so that other streams get theirs.
+/// The most reads of one stream in its turn, so that other streams get theirs.
 const ROUNDS: usize = 4;
-/// How many streams are read without asking epoll, and after how many reads without bytes a stream is left to epoll again.
+/// The most streams that each poll reads without asking epoll. A stream leaves them after `FORGOTTEN` consecutive reads
+/// without bytes.
 const HOT: usize = 4;
 const FORGOTTEN: u32 = 256;
-/// Polls of the recently active streams between two that ask epoll for others; and the most, while the active streams keep
-/// having frames.
+/// The number of polls of recently active streams after which one poll asks epoll for others. It is `LATEST` instead while
+/// the active streams keep delivering frames.
 const LOOKS: u32 = 16;
 const LATEST: u32 = 128;
-/// Bytes that leave between two reads of the segment size.
+/// Bytes that a stream sends until its segment size is read again.
 const ASK_AGAIN: usize = 1 << 20;
-/// How long destroyed queue pairs, or the end of the process, wait for pending bytes, and how often they try to write them.
+/// How long destroying QPs, or the end of the process, waits until pending bytes are written. `DRAIN_STEP` is the time
+/// between two attempts.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_STEP: Duration = Duration::from_micros(200);
-/// The most spare buffers that are kept.
+/// The most spare buffers, and the most spare queues, that a link keeps.
 const SPARE: usize = 64;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! How soon the scheduler runs the calling thread after a wake-up.
+//! Makes the scheduler run the calling thread soon after a wake-up.
 
 use nix::sys::prctl::set_timerslack;
 
 /// Asks the scheduler to run the calling thread soon after a wake-up, also on a busy processor, in exchange for shorter
-/// turns; and to end its sleeps on time.
+/// time slices; and to end its sleeps within a microsecond of the requested time.
 pub(crate) fn prefer_short_turns() {
     let _ = set_timerslack(1000);
     if let Ok(nice) = rustix::process::getpriority_process(None) {
@@ -11,5 +11,5 @@ pub(crate) fn prefer_short_turns() {
     }
 }
 
-/// The shortest turn that kernels grant, in nanoseconds.
+/// The shortest time slice that kernels grant, in nanoseconds.
 const SHORTEST_TURN: u64 = 100_000;

@@ -1,4 +1,5 @@
-//! A wire format without a wire: frames of any link become bytes, and header values again.
+//! Passes the frames of any link through a codec: each becomes bytes, and the bytes are parsed again. Tests use this to
+//! check a wire format without a network.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -15,15 +16,15 @@ use crate::lock;
 use crate::queue::ByteQueue;
 use crate::sockets::Way;
 
-/// Wraps a link so that a codec makes bytes of each frame that arrives, and a frame of the bytes: in virtual time too, and
-/// with every fault.
+/// A link that passes each frame of an inner link through a codec when the frame arrives: the codec encodes it and parses
+/// the bytes. This works in virtual time, and with every fault.
 struct Through<H, F> {
     link: SharedLink<H>,
-    /// Makes bytes of a frame, parses them, and delivers the result, or loses it.
+    /// Encodes an arrived frame, parses the bytes, and delivers the result to the network, or drops the frame.
     pass: F,
 }
 
-/// Receives the frames of the inner link.
+/// Receives the frames of the inner link, passes them through the codec, and delivers them to `network`.
 struct Onward<'l, H, F> {
     through: &'l Through<H, F>,
     network: &'l dyn Deliver<H>,
@@ -66,10 +67,11 @@ where
     }
 }
 
-/// Wraps `link` so that `codec` makes a datagram to `port` of each frame, and parses it. `tap` sees those that arrive.
+/// Wraps `link` so that `codec` encodes each frame that arrives as a datagram to `port`, and parses it. `tap` observes
+/// these datagrams.
 ///
-/// A frame that the link has damaged gets a wrong checksum, and the codec decides whether its receiver detects that. A
-/// frame that the wire format cannot represent is lost.
+/// If the link has damaged a frame, its checksum is made wrong, and the codec decides whether the receiver detects that. A
+/// frame that the wire format cannot represent is dropped.
 pub fn through_datagrams<C: DatagramCodec>(
     link: SharedLink<C::Header>,
     codec: C,
@@ -114,7 +116,7 @@ fn envelope<C: DatagramCodec>(codec: &C, port: u16, frame: &Frame<'_, C::Header>
     }
 }
 
-/// Encodes a frame as a datagram; `None` if the wire format cannot represent it.
+/// Encodes a frame as a datagram with its trailer; `None` if the wire format cannot represent it.
 pub(crate) fn datagram<C: DatagramCodec>(
     codec: &C,
     frame: &Frame<'_, C::Header>,
@@ -132,7 +134,7 @@ pub(crate) fn datagram<C: DatagramCodec>(
     Some(datagram)
 }
 
-/// Makes the checksum wrong if the link has damaged the frame.
+/// Makes the checksum, which comes last, wrong if the link has damaged the frame.
 fn damage_last<H>(frame: &Frame<'_, H>, bytes: &mut [u8]) {
     if let (true, Some(last)) = (frame.damaged, bytes.last_mut()) {
         *last ^= 1;
@@ -141,8 +143,8 @@ fn damage_last<H>(frame: &Frame<'_, H>, bytes: &mut [u8]) {
 
 type Halves<C> = (<C as StreamCodec>::Sender, <C as StreamCodec>::Receiver);
 
-/// Wraps `link` so that `codec` makes bytes of each frame, as the next one of its stream, and parses them. `begin` makes
-/// the halves of a stream for its first frame.
+/// Wraps `link` so that `codec` encodes each frame that arrives as the next one of its stream, and parses it. `begin`
+/// returns the states of the sending and the receiving half of a stream, and is called with the stream's first frame.
 pub fn through_streams<C: StreamCodec>(
     link: SharedLink<C::Header>,
     codec: C,

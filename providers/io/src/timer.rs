@@ -1,4 +1,4 @@
-//! Real time: a monotonic clock, and a thread that drives a network when something is due.
+//! Runs a network in real time: a monotonic clock, and a thread that calls the network when a job is due.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,11 +17,11 @@ use verbs_api::provider::{PerProcess, random, start_thread};
 
 use crate::lock;
 
-/// The host of one network of real devices.
+/// The host of one network in real time: its clock and its timer thread.
 ///
-/// Its timer thread starts with the first call of [`wake_at`](Host::wake_at), in each process anew, because a fork does not
-/// copy threads. The thread sleeps until the earliest time that was passed to `wake_at`, never drives the network before
-/// something is due, and ends with the network.
+/// The timer thread starts with the first call of [`wake_at`](Host::wake_at), in each process anew, because a fork does not
+/// copy threads. It sleeps until the earliest time that was passed to `wake_at`, never calls the network before something
+/// is due, and ends with the network.
 ///
 /// A panic in a due job, for example in a handler of the program, does not end the thread.
 pub struct RealHost {
@@ -30,9 +30,9 @@ pub struct RealHost {
     era: PerProcess<Arc<Era>>,
 }
 
-/// State that the threads of one process share.
+/// The state of a timer thread, which the threads of one process share.
 struct Era {
-    /// The time at which the thread wakes; [`Time::NEVER`] if nothing is due.
+    /// The time at which the timer thread wakes; [`Time::NEVER`] if nothing is due.
     earliest: AtomicU64,
     sleeper: Mutex<Sleeper>,
     woken: Condvar,
@@ -46,13 +46,14 @@ struct Sleeper {
 
 #[derive(Clone, Copy)]
 struct Clock {
-    /// Both values are nanoseconds.
+    /// The monotonic time at which the host began. `tick` is how often the coarse clock advances; both are nanoseconds.
     start: u64,
     tick: u64,
 }
 
 impl RealHost {
-    /// Creates a network that runs in real time. Without a link it is direct.
+    /// Creates a network that runs in real time. If `link` is `None`, its devices exchange messages directly, without
+    /// frames.
     pub fn network<D: Driver>(link: Option<SharedLink<D::Header>>) -> Arc<Network<Device<D>>> {
         let host = Self::new();
         let network = Network::new(Arc::clone(&host) as Arc<dyn Host>, link);
@@ -71,7 +72,8 @@ impl RealHost {
         })
     }
 
-    /// Makes the timer thread check the time again, and starts the thread if there is none.
+    /// Wakes the timer thread so that it compares the time with the earliest one again, and starts the thread if there is
+    /// none.
     fn rouse(&self, era: &Arc<Era>, at: Time) {
         let Some(network) = self.network.get() else {
             return;
@@ -81,7 +83,7 @@ impl RealHost {
             drop(sleeper);
             era.woken.notify_one();
         } else if !sleeper.is_over {
-            // Another thread that failed to start one may have reset the time.
+            // Another thread that failed to start the timer thread may have reset the earliest time.
             era.note(at);
             sleeper.is_running = era.start(self.clock, network);
             if !sleeper.is_running {
@@ -102,8 +104,8 @@ impl Host for RealHost {
         self.clock.soon()
     }
 
-    /// Uses atomics only, unless `at` is earlier than all noted times: then it takes a lock for a moment, or starts a
-    /// thread.
+    /// Uses atomics only, unless `at` is earlier than all noted times: then this takes a lock for a moment, or starts the
+    /// timer thread.
     fn wake_at(&self, at: Time) {
         let era = &*self.era;
         if era.note(at) {
@@ -138,7 +140,7 @@ impl Era {
         Time(self.earliest.load(Ordering::SeqCst))
     }
 
-    /// Notes a time, and returns whether it is earlier than all times that were noted before.
+    /// Notes a time at which the thread must wake. Returns whether it is earlier than all times that were noted before.
     fn note(&self, at: Time) -> bool {
         self.earliest() > at && self.earliest.fetch_min(at.0, Ordering::SeqCst) > at.0
     }
@@ -158,7 +160,7 @@ impl Era {
         lock(&self.sleeper).is_over = true;
     }
 
-    /// Makes the network do its due jobs, and notes when the next one is due.
+    /// Makes the network run its due jobs, and notes the time of the next one.
     fn attend(&self, network: &dyn Progress, clock: impl Fn() -> Time) {
         // The time is reset before the jobs are read, so that a time that is noted meanwhile stays noted.
         self.earliest.store(Time::NEVER.0, Ordering::SeqCst);
@@ -166,7 +168,7 @@ impl Era {
         // The panic hook reports panics, and later jobs must still run.
         let _ = catch_unwind(AssertUnwindSafe(|| network.handle_timeout(now)));
         if let Some(due) = network.next_timeout() {
-            // Another thread is doing a job that was due before and still is, and will continue by itself.
+            // Another thread is doing a job that is still due, and will continue by itself.
             self.note(if due <= now {
                 clock().after(PAUSE)
             } else {
@@ -175,12 +177,12 @@ impl Era {
         }
     }
 
-    /// The time until something is due.
+    /// Returns the time until the earliest noted time; zero if it has come.
     fn time_left(&self, now: Time) -> Duration {
         Duration::from_nanos(self.earliest().0.saturating_sub(now.0))
     }
 
-    /// Sleeps until something is due. Returns `false` when the host has ended.
+    /// Sleeps until the earliest noted time. Returns `false` when the host has ended.
     fn sleep(&self, clock: Clock) -> bool {
         let mut sleeper = lock(&self.sleeper);
         while !sleeper.is_over {
@@ -233,7 +235,7 @@ fn nanoseconds(time: TimeSpec) -> u64 {
     time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs()
 }
 
-/// The delay after which the thread checks again for a job that another thread is doing.
+/// The delay after which the timer thread checks again whether a job that another thread is doing is done.
 const PAUSE: Duration = Duration::from_micros(100);
 
 #[cfg(test)]

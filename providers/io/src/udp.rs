@@ -1,8 +1,8 @@
 //! The UDP link: frames as datagrams on a port that several processes share.
 //!
-//! A frame is encoded when the driver sends it: its headers, a copy of its payload and its checksum go to the queue of its
-//! flow. A flush sends everything in that queue; one system call carries several neighbouring datagrams of equal length. A
-//! received datagram is parsed in the buffer into which the kernel wrote it.
+//! When the driver sends a frame, the link encodes it: its headers, a copy of its payload and its checksum go to the queue
+//! of its flow. A flush sends all queued datagrams; one system call carries several consecutive datagrams of equal length.
+//! A received datagram is parsed in the buffer into which the kernel wrote it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -37,21 +37,22 @@ use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
 use crate::through::datagram;
 use crate::{count, count_alone, lock};
 
-/// Options of a [`UdpLink`].
+/// Options with which a [`UdpLink`] is created.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct UdpLinkOptions {
-    /// The largest payload of a frame; `None` for the largest that the interface carries without fragmentation.
+    /// The path MTU that limits the payload of a frame; `None` for the largest that the interface carries without
+    /// fragmentation.
     pub max_frame: Option<Mtu>,
-    /// The number of source ports over which flows are spread, at most 64.
+    /// The number of UDP source ports over which flows are spread, at most 64.
     pub flows: usize,
-    /// Options of the sockets that send.
+    /// Options of the sockets that only send, one for each source port.
     pub udp: UdpOptions,
-    /// Frames between this process and others at the same address go through shared memory, without the kernel and without
-    /// a checksum, if both processes enable this. A link with a tap uses sockets only, because a tap shows the traffic on a
+    /// Whether frames for other processes at the same address go through shared memory, without the kernel and without a
+    /// checksum. Both processes must enable this. A link with a tap uses sockets only, because a tap shows the traffic on a
     /// wire.
     pub memory: bool,
-    /// The tap that sees every datagram.
+    /// The tap that observes every datagram.
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 
@@ -69,83 +70,90 @@ impl Default for UdpLinkOptions {
 }
 
 counts! {
-    /// Counts of the datagrams of a [`UdpLink`].
+    /// Counts of frames and datagrams of a [`UdpLink`].
     UdpCounts,
-    /// Datagrams that were sent by sockets.
+    /// Datagrams that a socket has sent.
     sent,
-    /// Records that were sent through shared memory.
+    /// Frames that were sent as records in shared memory.
     by_memory,
-    /// Frames that this wire format cannot represent, or whose destination is not an IP address of the link's family.
+    /// Frames that the link dropped because the wire format cannot represent them, or because their destination is not an
+    /// IP address of the link's family.
     formless,
-    /// Frames that were lost because the socket, or the ring in shared memory, stayed full.
+    /// Frames that the link dropped because the socket, or the ring in shared memory, stayed full.
     overrun,
     /// Datagrams that the system refused, for instance because there is no route or a firewall forbids them.
     refused,
-    /// Datagrams that the system refused because they are longer than the path carries.
+    /// Datagrams that were not sent because they are longer than the path carries.
     too_long,
-    /// Datagrams that were received and delivered.
+    /// Undamaged datagrams, and records, that the link received and delivered to the driver.
     delivered,
-    /// Datagrams that were received and delivered with a wrong checksum: drivers drop them.
+    /// Received datagrams with a wrong checksum. The link delivers them marked as damaged, and drivers drop them.
     damaged,
-    /// Received datagrams that do not have this format, or are longer than its longest datagram.
+    /// Received datagrams that the link dropped because they do not have this wire format, or are longer than its longest
+    /// datagram.
     malformed,
-    /// Datagrams that this process forwarded to the process for which they are meant.
+    /// Datagrams that this process forwarded to another process of the port group.
     handed,
-    /// Datagrams for a process that has gone or does not keep up.
+    /// Datagrams that were not forwarded because the process for which they are meant has gone, or does not read its inbox
+    /// fast enough.
     lost,
-    /// Messages of the connection manager that came over the network and name this address as their source.
+    /// CM messages that the link dropped because they arrived at the port with this device's own address as source.
     forged,
-    /// Connections that were refused because their user is not admitted.
+    /// Connections of other processes that were closed because their user is not admitted.
     strangers,
 }
 
-/// A link over UDP; see the [module](self).
+/// A link that carries frames as UDP datagrams; see the [module](self).
 pub struct UdpLink<C: DatagramCodec> {
     codec: C,
     lease: Lease,
     flows: FlowSockets,
-    /// There is one queue for each source port.
+    /// The queues of datagrams to send, one for each source port.
     queues: Box<[TxQueue]>,
     max_frame: Mtu,
     room: usize,
     tap: Option<Arc<dyn DatagramTap>>,
     inbound: Mutex<Inbound>,
-    /// Datagrams that did not arrive at this process's own socket. `has_aside` says whether there are any.
+    /// Received datagrams for QPs of this process that arrived at another socket than its own. `has_aside` says whether
+    /// there are any.
     aside: Mutex<Aside>,
     has_aside: AtomicBool,
-    /// The error number of each refusal of which the sender has not been notified, by the queue pair and the destination.
+    /// Refusals by the system of which the sending QP has not been notified: the error number by QP number and destination.
     refusals: Mutex<BTreeMap<(u32, IpAddr), i32>>,
-    /// Whether there are refusals; read before their lock is taken.
+    /// Whether there are refusals. Threads read this before they take the lock of `refusals`.
     has_refusals: AtomicBool,
     services: Mutex<BTreeMap<u64, Service>>,
-    /// A reader uses a copy of the map, made when its turn began: a delivery may cause a thread to join or leave a group.
+    /// The sockets of joined multicast groups. A reader uses a copy of the map that it makes when its turn begins, because
+    /// a delivery may cause a thread to join or leave a group.
     groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
     has_groups: AtomicBool,
     reactor: Arc<Reactor>,
     counters: Counters,
 }
 
-/// Datagrams of some flows that have not left yet.
+/// Datagrams of the flows of one source port that have not left yet.
 struct TxQueue {
-    /// A datagram is being filled or has not left. A poster sets this after it has added a datagram, and the sender clears
-    /// it before it takes the batch, so the sender either takes a datagram that is added meanwhile or leaves the flag set.
+    /// Whether a datagram may be in one of the two batches. A poster sets this after it has added a datagram, and the
+    /// sender clears it before it takes the batch, so the sender either takes a datagram that is added meanwhile or leaves
+    /// the flag set.
     is_waiting: AtomicBool,
     filling: Mutex<TxBatch>,
-    /// Locked before `filling`: the holder swaps the two and transmits, which keeps the order of a flow.
+    /// Locked before `filling`: the holder of this lock swaps the two batches and transmits, which keeps the order within a
+    /// flow.
     leaving: Mutex<TxBatch>,
-    /// The socket was full; the reactor watches it until it has room.
+    /// Whether the socket was full, so that the reactor watches it until it has room.
     is_blocked: AtomicBool,
-    /// Send counters, guarded by `leaving`.
+    /// Counts of datagrams that this queue has sent. They change only under the lock of `leaving`.
     counters: Counters,
 }
 
-/// The state that the reader of the sockets and of shared memory needs.
+/// The state of the thread that reads the sockets and shared memory; only one thread at a time does.
 struct Inbound {
     batch: ReceiveBatch,
     readers: Readers,
-    /// Polls since the socket was last read.
+    /// The number of polls since the socket was last read. A poll that found a record counts as [`FOUND`].
     looks: u32,
-    /// Polls since shared memory last had a record.
+    /// The number of polls since one last found a record in shared memory.
     idle: u32,
 }
 
@@ -155,10 +163,10 @@ struct Aside {
 }
 
 impl<C: DatagramCodec> UdpLink<C> {
-    /// Creates a link for the process that holds this lease. It carries nothing before [`start`](Self::start).
+    /// Creates a link for the process that holds this lease. It delivers nothing before [`start`](Self::start).
     ///
     /// # Errors
-    /// The system refuses, or the interface carries not even the smallest path MTU.
+    /// The system refuses a call, or the interface carries not even frames of the smallest path MTU.
     pub fn new(lease: Lease, codec: C, options: UdpLinkOptions) -> io::Result<Arc<Self>> {
         let local = lease.address();
         let carried = largest_frame(interface_mtu(local)?, local.ip(), C::OVERHEAD);
@@ -206,7 +214,8 @@ impl<C: DatagramCodec> UdpLink<C> {
         }))
     }
 
-    /// Starts the thread that delivers frames to `network` while no thread polls. The thread ends with the network.
+    /// Starts the reactor's thread, which delivers frames to `network` while no thread of the program polls. The thread
+    /// ends with the network.
     ///
     /// # Errors
     /// No thread could be started.
@@ -215,17 +224,17 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.reactor.start(handler, network)
     }
 
-    /// The reactor that watches the sockets.
+    /// The reactor that watches the sockets of this link.
     pub fn reactor(&self) -> &Arc<Reactor> {
         &self.reactor
     }
 
-    /// The range of queue pair numbers of this process, and the sockets of the port.
+    /// The lease of this process: its range of QP numbers, and the sockets of the port.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Returns the counts of datagrams so far.
+    /// Returns the counts of frames and datagrams so far.
     pub fn counts(&self) -> UdpCounts {
         let mut counts = UdpCounts::default();
         let queues = self.queues.iter().map(|queue| &queue.counters);
@@ -237,11 +246,11 @@ impl<C: DatagramCodec> UdpLink<C> {
         counts
     }
 
-    /// Registers this process for a service: datagrams for the service are delivered here, whichever process of the port
-    /// reads them.
+    /// Makes this process answer connection requests for a service ID: datagrams for it are delivered to this link's
+    /// network, whichever process of the port reads them.
     ///
     /// # Errors
-    /// Another process has registered for the service.
+    /// Another process answers requests for this service ID.
     pub fn serve(&self, service: u64) -> io::Result<()> {
         let mut services = lock(&self.services);
         let inbox = self.lease.serve(service)?;
@@ -250,7 +259,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         Ok(())
     }
 
-    /// Ends the registration for a service.
+    /// Ends the effect of [`serve`](Self::serve) for a service ID.
     pub fn withdraw(&self, service: u64) {
         lock(&self.services).remove(&service);
     }
@@ -267,7 +276,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Returns whether the batch had room.
+    // Appends a frame to a batch as a datagram. Returns whether the batch had room.
     fn append(
         &self,
         queue: &TxQueue,
@@ -310,7 +319,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // Writes a frame for another process at this address to shared memory. Returns `false` if that process does not read
-    // there.
+    // its records there.
     #[inline]
     fn put(&self, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
         let Some(memory) = self.lease.memory() else {
@@ -346,8 +355,8 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Sends a message of the connection manager between processes of this address through a local socket, so that the
-    // kernel can vouch for the sender's user. Returns `false` if the frame is no such message. One that arrives over the
+    // Sends a CM message between processes of this address through a local socket, because the kernel then vouches for the
+    // sender's user. Returns `false` if the frame is no such message. A message from this address that arrives over the
     // network is forged.
     #[cold]
     fn hand_over(&self, frame: &Frame<'_, C::Header>, traffic_class: u8, from: SocketAddr) -> bool {
@@ -449,8 +458,8 @@ impl<C: DatagramCodec> UdpLink<C> {
         true
     }
 
-    /// Waits until datagrams that another thread has begun to send have left. [`flush`](Link::flush) leaves them to that
-    /// thread; after this call, nothing that was sent earlier is left, unless the socket is full.
+    /// Waits until another thread that is transmitting has finished. [`flush`](Link::flush) leaves datagrams to such a
+    /// thread; when this returns, every datagram that was sent before has left, unless a socket is full.
     pub fn wait_for_departure(&self) {
         for queue in &self.queues {
             drop(lock(&queue.leaving));
@@ -503,7 +512,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Returns whether a datagram arrived at a group's socket.
+    // Reads the sockets of joined multicast groups. Returns whether a datagram arrived.
     #[inline(never)]
     fn read_groups(
         &self,
@@ -578,7 +587,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         network.deliver(frame, now);
     }
 
-    // Returns whether a datagram was delivered.
+    // Delivers the datagrams that were set aside. Returns whether there were any.
     fn deliver_aside(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         if !self.has_aside.load(Ordering::Acquire) {
             return false;
@@ -604,8 +613,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         });
     }
 
-    // Takes a datagram to the common queue pair that this process received: keeps it, or forwards it to the process for
-    // which it is meant.
+    // Takes a datagram that arrived at the common socket: keeps it, or forwards it to the process for which it is meant.
     #[cold]
     fn sort(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
         let range = QpnRange::of_datagram(datagram);
@@ -874,7 +882,8 @@ fn note(counters: &Counters, outcome: &SendOutcome) {
     }
 }
 
-/// The largest path MTU that fits into IP packets of `ip_mtu` bytes together with a codec's headers and trailer.
+/// Returns the largest path MTU that a link can use if IP packets have at most `ip_mtu` bytes and the codec's headers and
+/// trailer take `overhead` bytes; `None` if even the smallest does not fit.
 pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
     let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
     let most = (ip_mtu as usize).checked_sub(headers + overhead)?;
@@ -910,19 +919,19 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
-/// The most records that wait for room in shared memory: many have no payload.
+/// The most records that are queued for lack of room in shared memory, for each reader: many have no payload.
 const MOST_WAITING: usize = 4096;
-/// Bytes of a batch. Each queue has two batches, one filling and one leaving, so that up to a megabyte waits in it.
+/// Bytes of a batch. Each queue has two batches, one filling and one leaving, so that up to a megabyte can be queued.
 const BATCH: usize = 512 << 10;
-/// After [`IDLE`] polls without a record in shared memory, every poll reads the socket. Until then one poll of [`EVERY`]
-/// does, where a poll that finds a record counts as [`FOUND`]: polling shared memory costs almost nothing compared with a
-/// system call.
+/// The number of consecutive polls without a record in shared memory after which every poll reads the socket. Until then
+/// only one poll in [`EVERY`] does, where a poll that finds a record counts as [`FOUND`] polls: polling shared memory costs
+/// almost nothing compared with a system call.
 const IDLE: u32 = 1024;
 const EVERY: u32 = 1024;
 const FOUND: u32 = 4;
-/// The most system calls that one turn of reading makes, so that answers leave in between.
+/// The most system calls with which one poll reads a socket, so that answers leave in between.
 const ROUNDS: usize = 8;
-/// The most datagrams that wait in `aside`.
+/// The most received datagrams that wait in `aside` until the link delivers them; further ones are dropped.
 const ASIDE: usize = 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The clock that a program's tests advance.
+//! The virtual clock that a program's tests advance.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,42 +11,43 @@ use polyverbs_engine::network::Network;
 
 use crate::virtual_time::{Simulation, SimulationError};
 
-/// A clock for tests, which stands still until the test advances it: timeouts, RNR delays, command latency and the faults of
-/// links take no real time, and each run is like the others. Clones are one clock.
+/// A clock for tests, which stands still until the test advances it. Timeouts, RNR delays, command latency and the faults
+/// of links then take no real time, and each run is like the others. Clones share one clock.
 ///
-/// One thread uses the devices of a clock, and the clock. Waiting in that thread for what only time brings would never end:
-/// advance the clock first.
+/// One thread uses the clock and the devices that run by it. If that thread waits for something that only happens when time
+/// passes, it waits for ever: it must advance the clock first.
 #[derive(Clone, Default)]
 pub struct VirtualClock(Arc<Simulation>);
 
 impl VirtualClock {
-    /// A clock at time 0, without devices.
+    /// Creates a clock at time 0, without devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How far it has been advanced.
+    /// Returns by how much the clock has been advanced since it was created.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.0.now().0)
     }
 
-    /// Advances it by `time`. Everything that becomes due until then happens in this call, in the order of its time.
+    /// Advances the clock by `time`. Jobs that become due within that time run in this call, in the order of their times.
     ///
     /// # Errors
-    /// A million jobs became due before that.
+    /// A million jobs ran before `time` had passed.
     pub fn advance(&self, time: Duration) -> Result<(), SimulationError> {
         self.0.run_for(time)
     }
 
-    /// Advances it from job to job, until none is left.
+    /// Advances the clock from one job to the next until no job is left.
     ///
     /// # Errors
-    /// A million jobs became due: RNR retries without a limit, for instance, have no end.
+    /// A million jobs ran and another is left: RNR retries without a limit, for instance, have no end.
     pub fn advance_until_idle(&self) -> Result<(), SimulationError> {
         self.0.run_until_idle()
     }
 
-    /// A network whose time this is; direct without a link.
+    /// Creates a network that runs by this clock. If `link` is `None`, its devices exchange messages directly, without
+    /// frames.
     pub fn network<D: Driver>(
         &self,
         link: Option<SharedLink<D::Header>>,

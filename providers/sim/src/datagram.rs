@@ -1,4 +1,4 @@
-//! The datagram link: frames of limited length, and the faults that they may meet.
+//! The datagram link: it carries frames of limited length, and injects faults into them.
 
 use std::collections::{HashMap, HashSet};
 use std::iter;
@@ -13,32 +13,33 @@ use crate::chance::Chance;
 use crate::fault::{Between, FaultSpec};
 use crate::in_flight::InFlight;
 
-/// The longest extra delay of a reordered frame. Later frames overtake it meanwhile.
+/// The longest extra delay of a frame that is to be reordered. Frames that are sent later overtake it meanwhile.
 const LONGEST_HOLD: Duration = Duration::from_micros(100);
 
-/// Counts of the faults that the frames of a [`DatagramLink`] met, apart from delay.
+/// Counts of the faults that a [`DatagramLink`] has injected, apart from delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramCounts {
-    /// Frames that were lost by chance.
+    /// Frames that were dropped at random.
     pub dropped: u64,
-    /// Second copies that were delivered.
+    /// Frames that were delivered twice.
     pub duplicated: u64,
-    /// Frames that were held back so that later ones overtook them.
+    /// Frames that were held back, so that frames sent later overtook them.
     pub reordered: u64,
-    /// Frames that were damaged.
+    /// Frames in which a bit was flipped.
     pub corrupted: u64,
-    /// Frames that were lost because their direction was partitioned.
+    /// Frames that were dropped because of a partition between sender and receiver.
     pub partitioned: u64,
-    /// Frames that were lost because they were longer than the link's largest frame. The driver should not have sent them.
+    /// Frames that were dropped because they were longer than the link's largest frame. The driver should not have sent
+    /// them.
     pub oversized: u64,
 }
 
 /// A link that may lose, duplicate, reorder, delay and damage frames; see the [module](self).
 ///
-/// A frame is delivered when [`progress`](Link::progress) is called at the time it is due or later. Without a delay it is
-/// due when it is sent. Unless they are reordered, the frames of a direction (from one address to another) arrive in the
-/// order in which they were sent. Each direction has its own random numbers.
+/// A frame is due when its delay has passed, without a delay at once, and the first call of [`progress`](Link::progress) at
+/// that time or later delivers it. Unless they are reordered, the frames of a direction (from one address to another)
+/// arrive in the order in which they were sent. Each direction has its own random numbers.
 pub struct DatagramLink<H> {
     max_frame: Option<Mtu>,
     state: Mutex<State<H>>,
@@ -55,12 +56,12 @@ struct State<H> {
 
 struct Direction {
     chance: Chance,
-    /// The time when the last frame that was not held back is due.
+    /// The time at which the last frame that was not reordered is due.
     last_due: Time,
 }
 
 impl<H> DatagramLink<H> {
-    /// Creates a link that has carried nothing yet.
+    /// Creates a link that has carried no frame yet.
     ///
     /// `max_frame` is the largest payload of a frame, without headers; `None` if a message of any length is one frame.
     /// Faults that only streams have are ignored; [`FaultSpec::check`] refuses them.
@@ -79,17 +80,17 @@ impl<H> DatagramLink<H> {
         }
     }
 
-    /// Stops everything from one address to the other, including frames that are already under way.
+    /// Drops every frame from one address to the other from now on, including frames that were sent but not delivered yet.
     pub fn partition(&self, from: LinkAddress, to: LinkAddress) {
         self.state().partitioned.insert((from, to));
     }
 
-    /// Undoes [`partition`](Self::partition).
+    /// Ends a [`partition`](Self::partition) in this direction.
     pub fn heal(&self, from: LinkAddress, to: LinkAddress) {
         self.state().partitioned.remove(&(from, to));
     }
 
-    /// Returns the counts so far.
+    /// Returns the counts of injected faults so far.
     pub fn counts(&self) -> DatagramCounts {
         self.state().counts
     }
@@ -179,7 +180,8 @@ impl<H: Clone> State<H> {
         }
     }
 
-    /// Takes the next frame that is due and not stopped by a partition.
+    /// Removes and returns the next frame that is due, and drops those that a partition stops. Returns `None` if no frame
+    /// is due.
     fn take_due(&mut self, now: Time) -> Option<OwnedFrame<H>> {
         loop {
             let frame = self.in_flight.take_due(now)?;

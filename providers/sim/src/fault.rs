@@ -1,4 +1,4 @@
-//! The faults that a link injects, as values and as text.
+//! The faults that a link injects, as a value and as text.
 //!
 //! The text is a list of `name=value` pairs, separated by commas: `drop=5%,duplicate=1%,delay=1ms..5ms,seed=7`. [`FORMS`]
 //! lists the names, the form of each value, and the kind of link that each belongs to.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// The faults that a link injects. Without any, it carries everything unchanged and at once.
+/// The faults that a link injects into frames. Without faults, a link carries every frame unchanged and at once.
 ///
 /// ```
 /// use polyverbs_sim::{Contract, FaultSpec};
@@ -25,32 +25,34 @@ use thiserror::Error;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSpec {
-    /// Datagrams: the frames that are lost.
+    /// Datagram links: how many frames are dropped.
     pub drop: Rate,
-    /// Datagrams: the frames that arrive twice.
+    /// Datagram links: how many frames arrive twice.
     pub duplicate: Rate,
-    /// Datagrams: the frames that are held back so that later ones overtake them.
+    /// Datagram links: how many frames are held back so that later ones overtake them.
     pub reorder: Rate,
-    /// Datagrams: the frames in which one bit is flipped.
+    /// Datagram links: in how many frames one bit is flipped.
     pub corrupt: Rate,
-    /// Datagrams: the period in which nothing is carried.
+    /// Datagram links: the period in which every frame is dropped, counted from the first frame.
     pub partition: Option<Window>,
-    /// Streams: the length in bytes of the pieces in which a frame arrives. It is delivered when its last piece arrives.
+    /// Stream links: the length in bytes of the pieces in which a frame arrives. The frame is delivered when its last piece
+    /// has arrived.
     pub chunk: Option<Between<u32>>,
-    /// Streams: how often a stream stalls, and for how long.
+    /// Stream links: how often a stream stalls, and for how long.
     pub stall: Option<Stall>,
-    /// Streams: the number of frames, in both directions together, after which a connection is reset.
+    /// Stream links: the number of frames after which a connection is reset, in both directions together.
     pub reset_after: Option<u64>,
-    /// Streams: the frames in which one bit is flipped.
+    /// Stream links: in how many frames one bit is flipped.
     pub flip: Rate,
-    /// The time that a frame is under way. Later frames of a direction or stream wait for earlier ones.
+    /// The time from sending a frame to its delivery. Later frames of the same direction or stream are not delivered before
+    /// it.
     pub delay: Between<Duration>,
-    /// The seed of the random numbers.
+    /// The seed of the random numbers that decide about the faults.
     pub seed: u64,
 }
 
 impl FaultSpec {
-    /// Returns whether no fault is injected.
+    /// Returns whether no fault is injected, whatever the seed is.
     pub fn is_none(&self) -> bool {
         *self
             == Self {
@@ -59,10 +61,10 @@ impl FaultSpec {
             }
     }
 
-    /// Checks that a link of this kind can inject all of these faults.
+    /// Checks that a link with the guarantees `link` can inject all of these faults.
     ///
     /// # Errors
-    /// One of the faults belongs to the other kind.
+    /// One of the faults belongs to the other kind of link.
     pub fn check(&self, link: Contract) -> Result<(), FaultSpecError> {
         let foreign = FORMS.iter().find(|form| {
             form.contract.is_some_and(|contract| contract != link) && form.text(*self).is_some()
@@ -79,7 +81,7 @@ impl FaultSpec {
 impl FromStr for FaultSpec {
     type Err = FaultSpecError;
 
-    /// Reads the text form. An empty text and `none` both mean no fault.
+    /// Parses the text form. An empty text and `none` both mean no fault.
     fn from_str(text: &str) -> Result<Self, FaultSpecError> {
         let mut spec = Self::default();
         let mut seen = Vec::new();
@@ -128,50 +130,50 @@ impl fmt::Display for FaultSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FaultSpecError {
-    /// A clause without `=`.
+    /// A clause of the text has no `=`.
     #[error("{clause:?} is not of the form name=value")]
     NoValue {
-        /// The clause.
+        /// The clause without a value.
         clause: String,
     },
-    /// A fault that is given twice.
+    /// A fault occurs twice in the text.
     #[error("{name} is given twice")]
     Twice {
-        /// The fault.
+        /// The name of the fault.
         name: &'static str,
     },
-    /// There is no fault with this name.
+    /// The text names a fault that does not exist.
     #[error("no fault is called {name:?}; there are {}", names())]
     Unknown {
-        /// The name.
+        /// The unknown name.
         name: String,
     },
-    /// A value in the wrong form.
+    /// A value does not have the form that its fault expects.
     #[error("{name}={value}: expected {form}")]
     Value {
-        /// The fault.
+        /// The name of the fault.
         name: &'static str,
-        /// The value that was given.
+        /// The value in the text.
         value: String,
-        /// The form that the fault expects.
+        /// A description of the expected form.
         form: &'static str,
     },
-    /// A fault that belongs to the other kind of link.
+    /// A fault belongs to the other kind of link.
     #[error("{name} is a fault of {}; this is {link}", link.other())]
     WrongLink {
-        /// The fault.
+        /// The name of the fault.
         name: &'static str,
-        /// The link for which it was given.
+        /// The guarantees of the link that was to inject it.
         link: Contract,
     },
 }
 
-/// The guarantees of a link.
+/// The guarantees that a link gives for its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Contract {
-    /// Frames of limited length, which may be lost, duplicated, reordered and damaged: the transport of InfiniBand.
+    /// Frames have a limited length, and may be lost, duplicated, reordered and damaged, as InfiniBand's transport expects.
     Datagram,
-    /// Frames in order, each exactly once, until the stream is reset: the transport of iWARP.
+    /// Frames arrive in order, each exactly once, until the stream is reset, as iWARP expects.
     Stream,
 }
 
@@ -193,32 +195,32 @@ impl fmt::Display for Contract {
     }
 }
 
-/// A period in which nothing is carried, counted from the first frame.
+/// A period in which every frame is dropped, counted from the first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// When it begins.
+    /// The time from the first frame to the beginning of the period in which frames are dropped.
     pub from: Duration,
-    /// When it ends.
+    /// The time from the first frame to the end of the period in which frames are dropped.
     pub until: Duration,
 }
 
-/// How often a stream stalls, and for how long.
+/// A fault of a stream: how often it stands still before a frame, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// The frames before which it stalls.
+    /// The share of frames before which the stream stalls.
     pub rate: Rate,
-    /// The length of each stall.
+    /// How long each stall lasts.
     pub time: Duration,
 }
 
-/// How often something happens: for 0 to 100 percent of the frames, in millionths.
+/// The share of frames to which something happens: from 0 to 100 percent, stored in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate(u32);
 
 impl Rate {
-    /// For no frame.
+    /// The share of no frame: 0 percent.
     pub const NEVER: Self = Self(0);
-    /// For every frame.
+    /// The share of every frame: 100 percent.
     pub const ALWAYS: Self = Self(1_000_000);
 
     /// Creates a rate of this many frames in a million, at most all of them.
@@ -235,13 +237,13 @@ impl Rate {
         Self::of_millionths(percent.saturating_mul(10_000))
     }
 
-    /// Returns the number of frames in a million.
+    /// Returns the share as the number of frames in a million.
     pub const fn millionths(self) -> u32 {
         self.0
     }
 }
 
-/// Two bounds, both included. Values between them are drawn with equal probability.
+/// A lower and an upper bound, both included. Links draw values between them with equal probability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Between<T> {
     least: T,
@@ -249,7 +251,7 @@ pub struct Between<T> {
 }
 
 impl<T: Copy + PartialOrd> Between<T> {
-    /// Creates the bounds in ascending order, whichever is given first.
+    /// Creates the bounds from two values in any order: the smaller one becomes the lower bound.
     pub fn new(one: T, other: T) -> Self {
         let (least, most) = if one <= other {
             (one, other)
@@ -259,7 +261,7 @@ impl<T: Copy + PartialOrd> Between<T> {
         Self { least, most }
     }
 
-    /// Creates bounds that hold only this value.
+    /// Creates bounds between which only this value lies.
     pub const fn exactly(value: T) -> Self {
         Self {
             least: value,
@@ -278,17 +280,17 @@ impl<T: Copy + PartialOrd> Between<T> {
     }
 }
 
-/// A fault as the text form describes it.
+/// A fault of the text form: its name, its value, and its effect.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Form {
-    /// The name in the text.
+    /// The name of the fault in the text.
     pub name: &'static str,
     /// The kind of link that the fault belongs to; `None` for both.
     pub contract: Option<Contract>,
-    /// The form of the value.
+    /// A description of the value that follows `=`.
     pub value: &'static str,
-    /// The effect of the fault.
+    /// A description of the fault's effect.
     pub meaning: &'static str,
     field: fn(&mut FaultSpec) -> &mut dyn Field,
 }
@@ -379,7 +381,7 @@ const STREAM: Option<Contract> = Some(Contract::Stream);
 const RATE: &str = "a percentage from 0% to 100%, such as 5% or 0.1%, of at most four decimals";
 
 impl Form {
-    /// Returns the value for this name in the text of `spec`, or `None` if the text does not contain the name.
+    /// Returns the value of this fault in the text of `spec`; `None` if the fault has its default, which the text omits.
     fn text(&self, mut spec: FaultSpec) -> Option<String> {
         (self.field)(&mut spec).text()
     }
@@ -390,11 +392,11 @@ fn names() -> String {
     names.join(", ")
 }
 
-/// A field of a [`FaultSpec`], whatever its type.
+/// A field of a [`FaultSpec`] of any type, as the text form reads and prints it.
 trait Field {
-    /// Reads the text. Returns `None` if it does not have the field's form.
+    /// Sets the field from its text. Returns `None` if the text does not have the field's form.
     fn set(&mut self, text: &str) -> Option<()>;
-    /// Returns the text, or `None` for the default.
+    /// Returns the field as text; `None` if it has its default.
     fn text(&self) -> Option<String>;
 }
 
@@ -409,7 +411,7 @@ impl<T: Value + Default + PartialEq> Field for T {
     }
 }
 
-/// A value with a text form. Reading its text gives the same value again.
+/// A value with a text form. Parsing its text gives the same value again.
 trait Value: Sized {
     fn read(text: &str) -> Option<Self>;
     fn show(&self) -> String;
@@ -494,7 +496,7 @@ impl Value for u64 {
     }
 }
 
-/// At least 1.
+/// A number that is at least 1.
 impl Value for u32 {
     fn read(text: &str) -> Option<Self> {
         let number = Self::try_from(decimal(text, 0)?).ok()?;
@@ -515,7 +517,7 @@ impl Value for Duration {
         })
     }
 
-    /// Writes the time in the largest unit that needs no decimals.
+    /// Prints the time in the largest unit that needs no decimals.
     fn show(&self) -> String {
         let nanoseconds = self.as_nanos();
         let whole = |(_, digits): &&(&str, u32)| nanoseconds.is_multiple_of(10_u128.pow(*digits));
@@ -525,7 +527,8 @@ impl Value for Duration {
     }
 }
 
-/// Reads a number without a sign and with at most `digits` decimals. Returns it times 10 to the power of `digits`.
+/// Parses a number without a sign and with at most `digits` decimals. Returns it multiplied by 10 to the power of `digits`;
+/// `None` if it does not have this form or is too large.
 fn decimal(text: &str, digits: u32) -> Option<u64> {
     let (whole, part) = match text.split_once('.') {
         Some((whole, part)) if !part.is_empty() => (whole, part),

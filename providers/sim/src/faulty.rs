@@ -1,4 +1,4 @@
-//! Faults on a link that has a wire.
+//! Injects faults into the frames of a link that reaches other processes or machines.
 
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
@@ -6,23 +6,24 @@ use polyverbs_engine::time::Time;
 use crate::datagram::DatagramLink;
 use crate::fault::FaultSpec;
 
-/// A link that subjects frames to the faults of a [`DatagramLink`], and then sends the remaining ones over another link.
+/// A link that injects the faults of a [`DatagramLink`] into the frames that are sent, and then sends the remaining frames
+/// over another link.
 ///
-/// A frame that is to be damaged is sent with a mark: a link with a wire gives it a wrong checksum.
+/// A frame in which a bit is to be flipped is sent marked as damaged, and the inner link gives it a wrong checksum.
 pub struct FaultyLink<H> {
     faults: DatagramLink<H>,
     link: SharedLink<H>,
 }
 
 impl<H> FaultyLink<H> {
-    /// Creates a link that applies `faults` to the frames sent over `link`. The largest frame is that of `link`.
+    /// Creates a link that injects `faults` into the frames sent over `link`. The largest frame is that of `link`.
     pub fn new(link: SharedLink<H>, faults: FaultSpec) -> Self {
         let faults = DatagramLink::new(None, faults);
         Self { faults, link }
     }
 }
 
-/// Sends the frames that the fault link delivers over the inner link.
+/// Sends the frames that the [`DatagramLink`] delivers over the inner link.
 struct Onward<'l, H>(&'l dyn Link<H>);
 
 impl<H: 'static> Deliver<H> for Onward<'_, H> {

@@ -1,11 +1,12 @@
-//! Frames that are under way.
+//! Frames that were sent and have not been delivered yet.
 
 use std::collections::BTreeMap;
 
 use polyverbs_engine::link::OwnedFrame;
 use polyverbs_engine::time::Time;
 
-/// Frames by the time when they are due, and then in the order of sending.
+/// Frames that were sent and have not been delivered yet, ordered by the time at which they are due, and then by the order
+/// of sending.
 pub(crate) struct InFlight<H> {
     frames: BTreeMap<(Time, u64), OwnedFrame<H>>,
     sent: u64,
@@ -37,7 +38,7 @@ impl<H> InFlight<H> {
         (next.key().0 <= now).then(|| next.remove())
     }
 
-    /// Removes all frames for which `is_lost` returns true. Returns their number.
+    /// Removes the frames for which `is_lost` returns `true`, and returns how many.
     pub(crate) fn lose(&mut self, is_lost: impl Fn(&OwnedFrame<H>) -> bool) -> u64 {
         let before = self.len();
         self.frames.retain(|_, frame| !is_lost(frame));

@@ -1,12 +1,13 @@
-//! Virtual time, and links within a process: the environment in which software devices are tested.
+//! Virtual time, and links within a process, for tests of emulated devices.
 //!
 //! The engine has no clock, no thread and no link. `providers/io` has real ones; here a [`Simulation`] drives networks in
-//! virtual time, and a [`VirtualClock`] drives those of a program's tests. A network is direct unless it is given a link. A [`DatagramLink`] may lose, duplicate, reorder, delay and
-//! damage frames. A [`StreamLink`] keeps their order and may delay them, stall, reset connections and damage frames. Both
-//! take their faults from a [`FaultSpec`], which also has a text form. [`FaultyLink`] adds the faults of a datagram link to
-//! any link.
+//! virtual time, and a [`VirtualClock`] drives those of a program's tests. Devices on a network without a link exchange
+//! messages directly. A [`DatagramLink`] may lose, duplicate, reorder, delay and damage frames. A [`StreamLink`] keeps
+//! their order and may delay them, stall, reset connections and damage frames. Both take their faults from a [`FaultSpec`],
+//! which also has a text form. [`FaultyLink`] adds the faults of a datagram link to any link.
 //!
-//! All random decisions are seeded: the same frames, sent in the same order with the same seed, meet the same faults.
+//! All random decisions are seeded: the same faults are injected into the same frames if they are sent in the same order
+//! with the same seed.
 //!
 //! Read first: [`fault`], then [`datagram`].
 #![deny(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The stream link: connections that keep order, and the faults that they may meet.
+//! The stream link: it carries frames on connections that keep order, and injects faults into them.
 
 use std::collections::HashMap;
 use std::iter;
@@ -14,37 +14,38 @@ use crate::chance::Chance;
 use crate::fault::{Between, FaultSpec};
 use crate::in_flight::InFlight;
 
-/// Returns the key of a frame's connection, from its header. It is the same for both directions, and different for every
-/// connection that two addresses ever have. After a reset the same key carries nothing more.
+/// Returns the key of the connection to which a frame belongs, from the frame's header. Both directions of a connection
+/// have one key, and no two connections between the same addresses ever have the same. After a reset, the link drops all
+/// further frames with the key.
 pub type StreamKey<H> = fn(&H) -> u64;
 
-/// Makes the header of the frame that informs the second address that its connection with the first was reset.
+/// Returns the header of the frame that reports to the address `to` that its connection with `from` was reset.
 pub type ResetHeader<H> = fn(from: LinkAddress, to: LinkAddress, key: u64) -> H;
 
-/// The longest time between two pieces of a frame, if frames arrive in pieces.
+/// The longest random time between two pieces of a frame, if frames arrive in pieces.
 const LONGEST_GAP: Duration = Duration::from_micros(20);
 
-/// The most pieces of a frame. Each piece draws one random number while the link is locked.
+/// The most pieces into which a frame is cut. For each piece the link draws one random number while it is locked.
 const MAX_CHUNKS: u64 = 1024;
 
-/// Counts of the faults on a [`StreamLink`], apart from delay and chunks.
+/// Counts of the faults that a [`StreamLink`] has injected, apart from delay and chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamCounts {
     /// Frames in which a bit was flipped.
     pub flipped: u64,
-    /// Frames before which a stream stalled.
+    /// Frames before which the link stalled a stream.
     pub stalled: u64,
-    /// Connections that were reset.
+    /// Connections that the link has reset.
     pub resets: u64,
-    /// Frames that were lost with a connection that was reset.
+    /// Frames that were dropped because their connection was reset.
     pub discarded: u64,
 }
 
 /// A link that keeps order and loses nothing until a connection is reset; see the [module](self).
 ///
-/// A *stream* is one direction of a connection: two addresses and a key. Each has its own faults and random numbers. A
-/// frame is delivered as a whole, when its last piece arrives.
+/// A *stream* is one direction of a connection: the frames from one address to another with one key. Each stream has its
+/// own faults and random numbers. A frame is delivered as a whole, when its last piece has arrived.
 pub struct StreamLink<H> {
     max_frame: Option<NonZeroUsize>,
     key: StreamKey<H>,
@@ -59,7 +60,7 @@ struct State<H> {
     counts: StreamCounts,
 }
 
-/// One direction of a connection.
+/// The identity of one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Id {
     from: LinkAddress,
@@ -69,7 +70,7 @@ struct Id {
 
 struct Stream {
     chance: Chance,
-    /// The time when the last frame is due.
+    /// The time at which the last frame that was sent is due.
     last_due: Time,
     sent: u64,
     is_reset: bool,
@@ -81,8 +82,8 @@ impl<H: Clone> StreamLink<H> {
     /// `max_frame` is the largest payload of a frame that drivers may send; `None` if a message of any length is one frame.
     /// Faults that only datagrams have are ignored; [`FaultSpec::check`] refuses them.
     ///
-    /// With `reset_header`, each end of a connection that was reset gets a frame without payload that reports it. Without
-    /// it, the ends notice only that nothing arrives.
+    /// With `reset_header`, the link delivers to each end of a connection that was reset a frame without payload, which
+    /// reports that. With `None`, the ends only notice that no frame arrives.
     pub fn new(
         max_frame: Option<NonZeroUsize>,
         faults: FaultSpec,
@@ -103,7 +104,7 @@ impl<H: Clone> StreamLink<H> {
         }
     }
 
-    /// Returns the counts so far.
+    /// Returns the counts of injected faults so far.
     pub fn counts(&self) -> StreamCounts {
         self.state().counts
     }
@@ -116,7 +117,7 @@ impl<H: Clone> StreamLink<H> {
         }
     }
 
-    /// Discards the frames that the connection has under way, and informs both ends.
+    /// Resets a connection: drops its frames that have not been delivered, and reports the reset to both ends.
     fn reset(&self, state: &mut State<H>, connection: Id) {
         state.counts.resets += 1;
         for id in connection.both() {
@@ -204,7 +205,7 @@ impl<H> State<H> {
         self.in_flight.push(due, frame);
     }
 
-    /// Returns whether the connection has carried all the frames that it may, and has not been reset yet.
+    /// Returns whether the connection has carried all the frames that `reset_after` allows, and has not been reset yet.
     fn is_spent(&self, id: Id) -> bool {
         let streams = || id.both().filter_map(|id| self.streams.get(&id));
         let carried: u64 = streams().map(|stream| stream.sent).sum();
@@ -224,7 +225,7 @@ impl<H> State<H> {
 }
 
 impl Id {
-    /// Returns both directions of the connection, or one if they are the same.
+    /// Returns the ids of both directions of the connection, or one id if both addresses are the same.
     fn both(self) -> impl Iterator<Item = Self> {
         let Self { from, to, key } = self;
         let back = (from != to).then_some(Self {
@@ -236,8 +237,8 @@ impl Id {
     }
 }
 
-/// Returns the number of pieces of a frame with this payload. The first piece holds the header. The pieces of a very long
-/// frame are longer.
+/// Returns the number of pieces of a frame with `payload` bytes of payload, if each has `bytes` bytes. The first piece also
+/// holds the header. The pieces of a very long frame are longer, so that there are at most [`MAX_CHUNKS`].
 fn chunks(payload: usize, bytes: u32) -> u64 {
     (payload as u64)
         .div_ceil(u64::from(bytes.max(1)))
@@ -254,7 +255,7 @@ mod tests {
 
     const RESET: u32 = 0xdead_0000;
 
-    /// Returns the connection of a header: its upper half.
+    /// Returns the key of the connection to which a frame belongs: the upper half of its header.
     fn key(header: &u32) -> u64 {
         u64::from(header >> 16)
     }
@@ -408,7 +409,7 @@ mod tests {
         }
     }
 
-    /// Sends frames of three connections in both directions. Returns what arrived, and when.
+    /// Sends frames on three connections in both directions. Returns the delivered frames and when each was delivered.
     fn carry(faults: FaultSpec, count: u32) -> Vec<(Time, OwnedFrame<u32>)> {
         let link = with(faults);
         let mut arrived = Vec::new();

@@ -1,4 +1,4 @@
-//! Helpers that the tests of both links use.
+//! Helpers for the tests of both links.
 
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ pub(crate) const A: LinkAddress = LinkAddress::InProcess(1);
 pub(crate) const B: LinkAddress = LinkAddress::InProcess(2);
 pub(crate) const C: LinkAddress = LinkAddress::InProcess(3);
 
-/// Keeps the frames that arrive.
+/// Stores the frames that a link delivers.
 #[derive(Default)]
 pub(crate) struct Sink(Mutex<Vec<OwnedFrame<u32>>>);
 
@@ -32,7 +32,7 @@ impl Deliver<u32> for Sink {
     }
 }
 
-/// Keeps the frames that arrive and sends them back at once. It hangs if the link delivers while it holds a lock.
+/// Stores each delivered frame and sends it back at once. It hangs if the link delivers while it holds a lock.
 pub(crate) struct Echo<'a> {
     pub(crate) link: &'a dyn Link<u32>,
     pub(crate) sink: &'a Sink,
@@ -65,7 +65,7 @@ pub(crate) fn ms(milliseconds: u64) -> Time {
     Time(milliseconds * 1_000_000)
 }
 
-/// Delivers everything that is under way, each frame when it is due.
+/// Delivers all frames that were sent, each at the time when it is due.
 pub(crate) fn run(link: &dyn Link<u32>, sink: &dyn Deliver<u32>) {
     while let Some(at) = link.next_due() {
         link.progress(at, sink);

@@ -1,4 +1,4 @@
-//! Virtual time: a clock that a test sets, and the loop that drives networks with it.
+//! Virtual time: a clock that a test advances, and the loop that drives networks by it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,11 +16,11 @@ use rand::{Rng, SeedableRng};
 use thiserror::Error;
 use verbs_api::probe::Pace;
 
-/// Networks that run in virtual time, on the thread of the caller.
+/// Networks that run in virtual time, on the thread that advances it.
 ///
-/// A network is called exactly as a real timer thread would call it: at the earliest time that it has noted, and at no
-/// other time. So a network that forgets to note a wake-up causes an error, [`NotWoken`](SimulationError::NotWoken),
-/// instead of a rare hang.
+/// A simulation calls a network exactly as a real timer thread would: at the earliest time for which the network has
+/// requested a wake-up, and at no other time. So a network that forgets to request a wake-up causes an error,
+/// [`NotWoken`](SimulationError::NotWoken), instead of a rare hang.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -37,10 +37,11 @@ pub struct Simulation {
     networks: Mutex<Vec<Arc<dyn Progress>>>,
 }
 
-/// The clock of a simulation. It stands still until it is set.
+/// The clock of a simulation. It stands still until the simulation sets it.
 struct VirtualHost {
     now: AtomicU64,
-    /// The earliest time that was noted and not taken yet; [`Time::NEVER`] if there is none.
+    /// The earliest time for which a network has requested a wake-up that has not happened yet; [`Time::NEVER`] if there is
+    /// none.
     wake: AtomicU64,
     random: Mutex<SmallRng>,
 }
@@ -60,44 +61,45 @@ impl Host for VirtualHost {
     }
 }
 
-/// Why a simulation did not finish.
+/// The reason why a simulation did not finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {
-    /// Something is due for which no wake-up was noted: on a real host it would not happen.
+    /// A network has a job that is due, but has requested no wake-up for it: on a real host the job would not run.
     #[error("something is due at {due:?}, and nobody noted it: {now:?}, next wake-up {wake:?}")]
     NotWoken {
-        /// The time when it is due.
+        /// The time at which the job is due.
         due: Time,
-        /// The current time.
+        /// The current virtual time.
         now: Time,
-        /// The wake-up that was noted instead.
+        /// The earliest wake-up that was requested; `None` if there is none.
         wake: Option<Time>,
     },
-    /// The simulation took a million steps, so it will probably never end.
+    /// The simulation took a million steps and is not idle, so it will probably never end.
     #[error("still not idle after {MOST_STEPS} steps; something is due at {next:?}")]
     Endless {
-        /// The time when something is due next.
+        /// The time at which the next job is due.
         next: Time,
     },
 }
 
-/// Frames that were sent arrive within this time. Retries without limit go on for longer.
+/// The virtual time that [`settle`](Pace::settle) runs: frames that were sent arrive within it. Retries without a limit
+/// take longer.
 const SETTLING: Duration = Duration::from_millis(20);
 
 /// A probe waits no longer than this for what has to happen: retries without an end go on for longer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The most steps of one run.
+/// The most steps of one run before it is given up.
 const MOST_STEPS: u32 = 1_000_000;
 
 impl Simulation {
-    /// Creates a simulation without networks, at time 0, with the keys, queue pair numbers and PSNs of seed 0.
+    /// Creates a simulation without networks, at time 0. Keys, QP numbers and PSNs are random numbers with seed 0.
     pub fn new() -> Self {
         Self::with_seed(0)
     }
 
-    /// Like [`new`](Self::new), with the keys, queue pair numbers and PSNs of `seed`.
+    /// Creates a simulation without networks, at time 0. Keys, QP numbers and PSNs are random numbers with this seed.
     pub fn with_seed(seed: u64) -> Self {
         let host = VirtualHost {
             now: AtomicU64::new(0),
@@ -110,7 +112,7 @@ impl Simulation {
         }
     }
 
-    /// Creates a network in this simulation. Without a link it is direct.
+    /// Creates a network in this simulation. If `link` is `None`, its devices exchange messages directly, without frames.
     pub fn network<D: Driver>(
         &self,
         link: Option<SharedLink<D::Header>>,
@@ -125,29 +127,30 @@ impl Simulation {
         networks.push(network);
     }
 
-    // Jobs that are due may add networks: the simulation calls them with no lock held.
+    // Jobs that run may add networks, so the simulation calls the networks without holding the lock.
     fn networks(&self) -> Vec<Arc<dyn Progress>> {
         let networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
         networks.clone()
     }
 
-    /// Returns the current time.
+    /// Returns the current virtual time.
     pub fn now(&self) -> Time {
         self.host.now()
     }
 
-    /// Runs until nothing is due.
+    /// Advances the time from one job to the next, until no job is left.
     ///
     /// # Errors
-    /// The run does not end, or a network did not note a wake-up for something that is due.
+    /// The run does not end, or a network has requested no wake-up for a job that is due.
     pub fn run_until_idle(&self) -> Result<(), SimulationError> {
         self.run(|_| false)
     }
 
-    /// Runs until `done` returns true or nothing is due. `done` is called at least once, and before each step.
+    /// Advances the time from one job to the next, until `done` returns `true` or no job is left. `done` is called at least
+    /// once, and before each step.
     ///
     /// # Errors
-    /// The run does not end, or a network did not note a wake-up for something that is due.
+    /// The run does not end, or a network has requested no wake-up for a job that is due.
     pub fn run_until(&self, mut done: impl FnMut() -> bool) -> Result<(), SimulationError> {
         if done() {
             return Ok(());
@@ -155,10 +158,10 @@ impl Simulation {
         self.run(|_| done())
     }
 
-    /// Does everything that becomes due within `duration`, and then sets the time to its end.
+    /// Runs every job that becomes due within `duration`, in order, and then sets the time to the end of `duration`.
     ///
     /// # Errors
-    /// The run does not end, or a network did not note a wake-up for something that is due.
+    /// The run does not end, or a network has requested no wake-up for a job that is due.
     pub fn run_for(&self, duration: Duration) -> Result<(), SimulationError> {
         let end = self.now().after(duration);
         self.run(|next| next > end)?;
@@ -166,10 +169,11 @@ impl Simulation {
         Ok(())
     }
 
-    /// Advances the time to when something is due next, and does that. Returns `None` if nothing is due.
+    /// Advances the time to the next requested wake-up, and runs the jobs that are due then. Returns the new time; `None`
+    /// if no wake-up was requested.
     ///
     /// # Errors
-    /// A network did not note a wake-up for something that is due.
+    /// A network has requested no wake-up for a job that is due.
     pub fn step(&self) -> Result<Option<Time>, SimulationError> {
         let Some(at) = self.next()? else {
             return Ok(None);
@@ -186,7 +190,7 @@ impl Simulation {
         Ok(Some(now))
     }
 
-    /// Takes steps until `stop`, which is given the time of the next one, returns true.
+    /// Takes steps until `stop` returns `true` for the time of the next one, or no job is left.
     fn run(&self, mut stop: impl FnMut(Time) -> bool) -> Result<(), SimulationError> {
         for _ in 0..MOST_STEPS {
             match self.next()? {
@@ -198,12 +202,12 @@ impl Simulation {
         Err(SimulationError::Endless { next })
     }
 
-    /// Sets the time, which never goes back.
+    /// Advances the clock to `now`, unless it is later already.
     fn set(&self, now: Time) {
         self.host.now.fetch_max(now.0, Ordering::SeqCst);
     }
 
-    /// Returns the time when something happens next.
+    /// Returns the time of the next wake-up; `None` if there is none.
     fn next(&self) -> Result<Option<Time>, SimulationError> {
         let wake = Time(self.host.wake.load(Ordering::SeqCst));
         let (wake, now) = (Some(wake).filter(|at| *at != Time::NEVER), self.now());
@@ -223,7 +227,7 @@ impl Simulation {
     }
 }
 
-/// The probes of a simulated device run in its virtual time, on the thread of the caller:
+/// Makes the probes of a simulated device run in its virtual time, on the thread of the caller:
 /// [`Rig::of_device_in`](verbs_api::probe::Rig::of_device_in) takes the simulation that the device is in.
 impl Pace for Simulation {
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
@@ -248,8 +252,10 @@ impl Pace for Simulation {
         }
     }
 
+    /// Runs for 20 ms of virtual time, so that all frames that were sent arrive.
+    ///
     /// # Panics
-    /// The simulation does not finish.
+    /// A network has requested no wake-up for a job that is due, or the run does not end.
     fn settle(&self) {
         let settled = self.run_for(SETTLING);
         settled.unwrap_or_else(|error| panic!("{error}"));
@@ -268,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// A network with repeated tasks: each is done as often as its count says.
+    /// A network with repeated tasks: each runs as often as its count says.
     struct Ticks {
         host: Arc<VirtualHost>,
         due: Mutex<Vec<(Time, u32)>>,
@@ -288,7 +294,7 @@ mod tests {
             ticks
         }
 
-        /// Creates a simulation with one task, which is done `count` times, first at `at`.
+        /// Creates a simulation with one task, which runs `count` times, first at `at`.
         fn alone(at: u64, count: u32, is_forgetful: bool) -> (Simulation, Arc<Self>) {
             let simulation = Simulation::new();
             let ticks = Self::new(&simulation, is_forgetful);

@@ -1,4 +1,5 @@
-//! How a header is declared: its fields in the order of the wire, each with its width in bits, as the standards draw them.
+//! The declaration of a header: its fields in the order of the wire, each with its width in bits, as the standards draw
+//! them.
 //!
 //! `header!` makes three things of a declaration: the owned form (a struct of plain numbers in this machine's byte order), the
 //! view (the bytes themselves, read in place), and the conversions between them. Every bit belongs to a field, so that a header
@@ -6,9 +7,9 @@
 
 use core::fmt;
 
-/// A header in its owned form.
+/// A header in its owned form: a struct of its fields.
 pub trait Header: Copy + Default {
-    /// The type that reads the header's bytes in place.
+    /// The type of the view, which reads the header's bytes in place.
     type View: zerocopy::FromBytes
         + zerocopy::IntoBytes
         + zerocopy::KnownLayout
@@ -19,20 +20,21 @@ pub trait Header: Copy + Default {
     /// Length of the header on the wire, in bytes.
     const LEN: usize;
 
-    /// Decodes a view.
+    /// Decodes the header from its bytes.
     fn of(view: &Self::View) -> Self;
 
-    /// Encodes the header.
+    /// Encodes the header into its bytes.
     fn to_view(&self) -> Self::View;
 
-    /// Decodes the header at the front of the input and returns the rest; `None` if the input is too short.
+    /// Decodes the header at the beginning of the input, and returns it with the bytes after it; `None` if the input is too
+    /// short.
     #[inline]
     fn split(octets: &[u8]) -> Option<(Self, &[u8])> {
         let (view, rest) = view::<Self>(octets)?;
         Some((Self::of(view), rest))
     }
 
-    /// Writes the header to the front of `out` and returns the rest; `None` if `out` is too short.
+    /// Writes the header to the beginning of `out`, and returns the part of `out` after it; `None` if `out` is too short.
     #[inline]
     fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         let (front, rest) = out.split_at_mut_checked(Self::LEN)?;
@@ -41,7 +43,7 @@ pub trait Header: Copy + Default {
     }
 }
 
-/// Reads the header at the front of the input in place and returns the bytes after it; `None` if the input is too short.
+/// Returns a view of the header at the beginning of the input, and the bytes after it; `None` if the input is too short.
 #[inline]
 pub fn view<H: Header>(octets: &[u8]) -> Option<(&H::View, &[u8])> {
     <H::View as zerocopy::FromBytes>::ref_from_prefix(octets).ok()
@@ -49,25 +51,27 @@ pub fn view<H: Header>(octets: &[u8]) -> Option<(&H::View, &[u8])> {
 
 /// A type that a field of a header may have.
 ///
-/// `WIDTHS` are the smallest and the largest width in bits that a field of this type may have. A value that does not fit loses
-/// its high bits.
+/// A field whose declared width is outside `WIDTHS` does not compile. A value that does not fit into the field's width
+/// loses its high bits.
 pub trait Field: Copy {
-    /// The smallest and the largest width, in bits.
+    /// The smallest and the largest width in bits that a field of this type may have.
     const WIDTHS: (usize, usize);
 
-    /// Reads the field that begins at bit `start` of the header, counted from the most significant bit of the first byte.
+    /// Decodes the field of `width` bits that begins at bit `start` of the header, counted from the most significant bit of
+    /// the first byte.
     fn take(octets: &[u8], start: usize, width: usize) -> Self;
 
-    /// Writes the field.
+    /// Writes the value into the field of `width` bits at bit `start`, and leaves all other bits as they are.
     fn put(self, octets: &mut [u8], start: usize, width: usize);
 
-    /// Whether a text form may leave the field out: true of a reserved field that is zero.
+    /// Returns whether a text form may leave the field out, which is true only for a reserved field that is zero.
     fn is_blank(&self) -> bool {
         false
     }
 }
 
-/// Bits that senders set to zero and receivers ignore. The owned form keeps them, so that decoding loses nothing.
+/// A reserved field: bits that senders set to zero and receivers ignore. The owned form keeps them, so that decoding loses
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -76,12 +80,12 @@ pub trait Field: Copy {
 )]
 pub struct Reserved(pub u32);
 
-/// Bytes without further structure.
+/// A field of `N` bytes without further structure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Octets<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Octets<N> {
-    /// The given bytes, followed by zeros; `None` if there are more than `N`.
+    /// Returns the given bytes, followed by zeros; `None` if there are more than `N`.
     pub fn padded(octets: &[u8]) -> Option<Self> {
         let mut all = [0; N];
         all.get_mut(..octets.len())?.copy_from_slice(octets);
@@ -127,7 +131,8 @@ macro_rules! number_fields {
 
 number_fields!(u8, u16, u32, u64);
 
-/// Declares a field of a fixed width that is a newtype over a number; its [`Debug`](fmt::Debug) also prints the meaning in words.
+/// Declares a field of a fixed width that is a newtype over a number. Its [`Debug`](fmt::Debug) form also prints the
+/// meaning of the number in words.
 macro_rules! newtype_field {
     ($(#[$meta:meta])* $newtype:ident($number:ty) = $bits:literal) => {
         $(#[$meta])*
@@ -210,7 +215,7 @@ impl<const N: usize> Field for Octets<N> {
     }
 }
 
-// The bits of the field fit into eight bytes and into the header: `header!` has the compiler check both. Where `start` and
+// Reads `width` bits. They fit into eight bytes and into the header: `header!` has the compiler check both. If `start` and
 // `width` are constants, the compiler reduces the loops to a load, a byte swap, a shift and a mask.
 #[inline(always)]
 fn take_bits(octets: &[u8], start: usize, width: usize) -> u64 {
@@ -234,7 +239,8 @@ fn put_bits(octets: &mut [u8], start: usize, width: usize, value: u64) {
     }
 }
 
-/// The first bit of the field with this name. It is public because `header!` expands to calls of it.
+/// Returns the position of the first bit of the field with this name. It is public because `header!` expands to calls of
+/// it.
 #[doc(hidden)]
 pub const fn start_of(fields: &[(&str, usize)], name: &str) -> usize {
     let (mut at, mut start) = (0, 0);
@@ -248,7 +254,8 @@ pub const fn start_of(fields: &[(&str, usize)], name: &str) -> usize {
     panic!("no such field")
 }
 
-/// The sum of all widths. Each field must fit into eight bytes or fill whole bytes of its own.
+/// Returns the sum of all widths in bits. The compiler stops with an error if a field neither fits into eight bytes nor
+/// fills whole bytes of its own.
 #[doc(hidden)]
 pub const fn total(fields: &[(&str, usize)]) -> usize {
     let (mut at, mut bits) = (0, 0);
@@ -270,7 +277,7 @@ const fn same(one: &str, other: &str) -> bool {
     at == one.len() && at == other.len()
 }
 
-/// Declares a header: see the [module](self).
+/// Declares the owned form and the view of a header: see the [module](self).
 macro_rules! header {
     (
         $(#[$meta:meta])*
@@ -373,7 +380,7 @@ macro_rules! header {
 }
 pub(crate) use header;
 
-// Text formats get the bytes as hexadecimal digits.
+// Text formats represent the bytes as hexadecimal digits.
 #[cfg(feature = "serde")]
 impl<const N: usize> serde::Serialize for Octets<N> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

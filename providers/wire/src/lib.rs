@@ -9,10 +9,10 @@
 //! | [`net`] | the headers below RoCEv2 and iWARP: Ethernet, IP, UDP, TCP |
 //! | [`layout`] | how a header is declared, read in place, and written |
 //!
-//! A *view* is the bytes themselves, read in place; an *owned form* is a struct of plain numbers. This crate does not allocate,
-//! and it does not panic on any input: bytes that do not belong to the protocol give a `Reject`, which says why and which code
-//! the protocol has for the fault. The drivers check the rules that need a queue pair: sequence, rights, and lengths against the
-//! path MTU.
+//! A *view* is the bytes of a header, read in place; an *owned form* is a struct of plain numbers. This crate does not
+//! allocate, and it does not panic on any input. For bytes that do not belong to the protocol it returns a `Reject`, which
+//! states the reason and the protocol's error code for it. The drivers check the rules that need a QP: sequence, access
+//! rights, and lengths against the path MTU.
 //!
 //! With the feature `serde` the owned forms can be written and read as JSON and similar formats; byte strings become hexadecimal
 //! digits.

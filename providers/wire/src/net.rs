@@ -1,83 +1,83 @@
-//! The headers below both protocols: Ethernet, IP, UDP and TCP.
+//! The headers below both RoCEv2 and iWARP: Ethernet, IP, UDP and TCP, and those of tunnels in captures.
 //!
 //! RoCEv2's checksum covers the IP and UDP headers, and captures hold all of them. Every bit is kept, so that a packet that was
 //! decoded can be encoded again.
 
 use crate::layout::{Octets, Reserved, header};
 
-/// UDP's destination port of RoCEv2 (IBTA annex A17).
+/// The UDP destination port of RoCEv2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;
 
-/// Ethernet's types: which protocol follows an Ethernet header.
+/// The EtherTypes: numbers that say which protocol follows an Ethernet header.
 pub mod ethertype {
-    /// IPv4.
+    /// The EtherType of IPv4.
     pub const IPV4: u16 = 0x0800;
-    /// IPv6.
+    /// The EtherType of IPv6.
     pub const IPV6: u16 = 0x86dd;
-    /// A VLAN tag.
+    /// The EtherType that announces a VLAN tag.
     pub const VLAN: u16 = 0x8100;
-    /// An outer VLAN tag, of a service provider.
+    /// The EtherType that announces an outer VLAN tag, of a service provider.
     pub const SERVICE_VLAN: u16 = 0x88a8;
-    /// Outer VLAN tags from before the standard, of several vendors.
+    /// The EtherTypes by which several vendors announced outer VLAN tags before the standard.
     pub const VENDOR_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
-    /// Ethernet within GRE or Geneve.
+    /// The EtherType of an Ethernet frame within GRE or Geneve.
     pub const ETHERNET: u16 = 0x6558;
-    /// MPLS.
+    /// The EtherType of MPLS.
     pub const MPLS: u16 = 0x8847;
-    /// MPLS, multicast.
+    /// The EtherType of multicast MPLS.
     pub const MPLS_MULTICAST: u16 = 0x8848;
-    /// A session of PPP over Ethernet.
+    /// The EtherType of a session of PPP over Ethernet.
     pub const PPPOE_SESSION: u16 = 0x8864;
-    /// ERSPAN of the first and second version, within GRE.
+    /// The EtherType of ERSPAN of the first and second version, within GRE.
     pub const ERSPAN: u16 = 0x88be;
-    /// ERSPAN of the third version, within GRE.
+    /// The EtherType of ERSPAN of the third version, within GRE.
     pub const ERSPAN_3: u16 = 0x22eb;
-    /// RoCE of the first version.
+    /// The EtherType of RoCEv1.
     pub const ROCE_V1: u16 = 0x8915;
-    /// The largest value that is the length of an IEEE 802.3 frame; larger values are types.
+    /// The largest value of an EtherType field that is the length of an IEEE 802.3 frame; larger values are EtherTypes.
     pub const MAX_LENGTH: u16 = 0x05dc;
 }
 
-/// IP's protocol numbers: which protocol follows an IP header.
+/// IP's protocol numbers, which say which protocol follows an IP header.
 pub mod protocol {
-    /// Hop-by-hop options, an extension header of IPv6.
+    /// The protocol number of hop-by-hop options, an extension header of IPv6.
     pub const HOP_BY_HOP: u8 = 0;
-    /// IPv4 within IP.
+    /// The protocol number of IPv4 within IP.
     pub const IPV4: u8 = 4;
-    /// TCP.
+    /// The protocol number of TCP.
     pub const TCP: u8 = 6;
-    /// UDP.
+    /// The protocol number of UDP.
     pub const UDP: u8 = 17;
-    /// The transport of InfiniBand, after a GRH.
+    /// The protocol number of InfiniBand's transport, after a GRH.
     pub const INFINIBAND: u8 = 27;
-    /// IPv6 within IP.
+    /// The protocol number of IPv6 within IP.
     pub const IPV6: u8 = 41;
-    /// The routing header, an extension header of IPv6.
+    /// The protocol number of the routing header, an extension header of IPv6.
     pub const ROUTING: u8 = 43;
-    /// The fragment header, an extension header of IPv6.
+    /// The protocol number of the fragment header, an extension header of IPv6.
     pub const FRAGMENT: u8 = 44;
-    /// GRE.
+    /// The protocol number of GRE.
     pub const GRE: u8 = 47;
-    /// The authentication header.
+    /// The protocol number of the authentication header, an extension header of IPv6.
     pub const AUTHENTICATION: u8 = 51;
-    /// Destination options, an extension header of IPv6.
+    /// The protocol number of destination options, an extension header of IPv6.
     pub const DESTINATION_OPTIONS: u8 = 60;
 }
 
-/// UDP's destination ports of tunnels.
+/// The UDP destination ports of tunnels.
 pub mod tunnel_port {
-    /// Geneve.
+    /// The UDP port of Geneve.
     pub const GENEVE: u16 = 6081;
-    /// MPLS.
+    /// The UDP port of MPLS.
     pub const MPLS: u16 = 6635;
-    /// VXLAN.
+    /// The UDP port of VXLAN.
     pub const VXLAN: u16 = 4789;
-    /// VXLAN on the port that Linux uses by default.
+    /// The UDP port that Linux uses for VXLAN by default.
     pub const VXLAN_LINUX: u16 = 8472;
 }
 
 header! {
-    /// Ethernet II.
+    /// The header of Ethernet II.
     Ethernet, EthernetView: 14 octets {
         destination: Octets<6> = 48, "The receiver.";
         source: Octets<6> = 48, "The sender.";
@@ -86,7 +86,7 @@ header! {
 }
 
 header! {
-    /// A VLAN tag (IEEE 802.1Q), after the addresses and the type that announces it.
+    /// A VLAN tag (IEEE 802.1Q), which follows the addresses and the EtherType that announces it.
     Vlan, VlanView: 4 octets {
         priority: u8 = 3, "Priority.";
         drop_eligible: bool = 1, "May be dropped.";
@@ -96,7 +96,7 @@ header! {
 }
 
 header! {
-    /// Linux's cooked capture, first version (LINKTYPE_LINUX_SLL).
+    /// The header of Linux's cooked capture, first version (LINKTYPE_LINUX_SLL).
     Sll, SllView: 16 octets {
         packet_type: u16 = 16, "Whether the device received, sent, or only saw the packet.";
         device_type: u16 = 16, "ARPHRD_ type of the device.";
@@ -107,7 +107,7 @@ header! {
 }
 
 header! {
-    /// Linux's cooked capture, second version (LINKTYPE_LINUX_SLL2).
+    /// The header of Linux's cooked capture, second version (LINKTYPE_LINUX_SLL2).
     Sll2, Sll2View: 20 octets {
         protocol: u16 = 16, "The protocol that follows, as an Ethernet type.";
         reserved: Reserved = 16, "Zero.";
@@ -120,14 +120,14 @@ header! {
 }
 
 header! {
-    /// BSD's loopback (LINKTYPE_NULL, LINKTYPE_LOOP).
+    /// The header of BSD's loopback interface (LINKTYPE_NULL, LINKTYPE_LOOP).
     Loopback, LoopbackView: 4 octets {
         family: Octets<4> = 32, "The address family: a number of the capturing system, in its byte order or in the network's.";
     }
 }
 
 impl Loopback {
-    /// The Ethernet type of the packet that follows; `None` if the address family is unknown.
+    /// Returns the EtherType of the packet that follows; `None` if the address family is unknown.
     pub const fn ethertype(&self) -> Option<u16> {
         let family = u32::from_le_bytes(self.family.0);
         let family = if family < 0x1_0000 {
@@ -145,7 +145,7 @@ impl Loopback {
 }
 
 header! {
-    /// LLC and SNAP (IEEE 802.2), in a frame that has a length in place of a type.
+    /// The headers LLC and SNAP (IEEE 802.2), in a frame that has a length in place of an EtherType.
     Snap, SnapView: 8 octets {
         dsap: u8 = 8, "0xaa: SNAP follows.";
         ssap: u8 = 8, "0xaa: SNAP follows.";
@@ -156,7 +156,7 @@ header! {
 }
 
 header! {
-    /// A label of MPLS (RFC 3032).
+    /// An MPLS label (RFC 3032).
     Mpls, MplsView: 4 octets {
         label: u32 = 20, "The label.";
         traffic_class: u8 = 3, "Traffic class.";
@@ -166,7 +166,7 @@ header! {
 }
 
 header! {
-    /// A session of PPP over Ethernet (RFC 2516), and PPP's protocol.
+    /// The header of a session of PPP over Ethernet (RFC 2516), with PPP's protocol field.
     Pppoe, PppoeView: 8 octets {
         version: u8 = 4, "1.";
         kind: u8 = 4, "1.";
@@ -178,7 +178,7 @@ header! {
 }
 
 header! {
-    /// GRE without its optional fields (RFC 2784, RFC 2890).
+    /// The GRE header without its optional fields (RFC 2784, RFC 2890).
     Gre, GreView: 4 octets {
         checksum: bool = 1, "A checksum follows.";
         routing: bool = 1, "Source routes follow.";
@@ -191,7 +191,7 @@ header! {
 }
 
 header! {
-    /// ERSPAN of the second version.
+    /// The header of ERSPAN, second version.
     Erspan2, Erspan2View: 8 octets {
         version: u8 = 4, "1.";
         vlan: u16 = 12, "The VLAN of the mirrored frame.";
@@ -205,7 +205,7 @@ header! {
 }
 
 header! {
-    /// ERSPAN of the third version, without its optional subheader.
+    /// The header of ERSPAN, third version, without its optional subheader.
     Erspan3, Erspan3View: 12 octets {
         version: u8 = 4, "2.";
         vlan: u16 = 12, "The VLAN of the mirrored frame.";
@@ -225,7 +225,7 @@ header! {
 }
 
 header! {
-    /// VXLAN (RFC 7348).
+    /// The VXLAN header (RFC 7348).
     Vxlan, VxlanView: 8 octets {
         flags: u8 = 8, "0x08: the identifier is valid.";
         reserved: Reserved = 24, "Zero.";
@@ -235,7 +235,7 @@ header! {
 }
 
 header! {
-    /// Geneve without its options (RFC 8926).
+    /// The Geneve header without its options (RFC 8926).
     Geneve, GeneveView: 8 octets {
         version: u8 = 2, "0.";
         option_words: u8 = 6, "Length of the options in words of four bytes.";
@@ -249,7 +249,7 @@ header! {
 }
 
 header! {
-    /// IPv4 without its options (RFC 791 section 3.1).
+    /// The IPv4 header without its options (RFC 791 section 3.1).
     Ipv4, Ipv4View: 20 octets {
         version: u8 = 4, "4.";
         header_words: u8 = 4, "Length of the header in words of four bytes, options included: 5 without any.";
@@ -270,7 +270,7 @@ header! {
 }
 
 header! {
-    /// IPv6 (RFC 8200 section 3).
+    /// The IPv6 header (RFC 8200 section 3).
     Ipv6, Ipv6View: 40 octets {
         version: u8 = 4, "6.";
         traffic_class: u8 = 8, "Traffic class.";
@@ -284,7 +284,7 @@ header! {
 }
 
 header! {
-    /// The front of an extension header of IPv6 (RFC 8200 section 4), read as a fragment header.
+    /// The first eight bytes of an IPv6 extension header (RFC 8200 section 4), read as a fragment header.
     Ipv6Extension, Ipv6ExtensionView: 8 octets {
         next_header: u8 = 8, "The protocol that follows.";
         length: u8 = 8, "Length in units of eight bytes, without the first eight; reserved in a fragment header.";
@@ -296,7 +296,7 @@ header! {
 }
 
 header! {
-    /// UDP (RFC 768).
+    /// The UDP header (RFC 768).
     Udp, UdpView: 8 octets {
         source_port: u16 = 16, "The sender's port.";
         destination_port: u16 = 16, "The receiver's port.";
@@ -306,7 +306,7 @@ header! {
 }
 
 header! {
-    /// TCP without its options (RFC 9293 section 3.1).
+    /// The TCP header without its options (RFC 9293 section 3.1).
     Tcp, TcpView: 20 octets {
         source_port: u16 = 16, "The sender's port.";
         destination_port: u16 = 16, "The receiver's port.";

@@ -1,4 +1,4 @@
-//! Datagrams that one process forwards to another.
+//! Datagrams that one process of a port group forwards to another.
 
 use std::io;
 
@@ -7,17 +7,17 @@ use thiserror::Error;
 use crate::Arrival;
 use crate::sockets::address::{self, LONGEST, Name};
 
-/// Why a datagram could not be forwarded.
+/// The reason why a message could not be sent to another process.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HandError {
-    /// No admitted process holds the range or serves the service.
+    /// No admitted process holds the range or answers for the service ID.
     #[error("nobody is there")]
     Nobody,
-    /// The process does not keep up.
+    /// The process does not read its messages fast enough.
     #[error("the process that it is meant for does not keep up")]
     Full,
-    /// Any other error of the system.
+    /// Another error of the system.
     #[error(transparent)]
     System(io::Error),
 }
@@ -37,7 +37,7 @@ impl From<io::Error> for HandError {
 
 const HEAD: usize = 2 + 2 * LONGEST;
 
-/// Encodes the arrival of a datagram, to be sent before the datagram.
+/// Encodes the properties of a received datagram, which precede the datagram in the message that forwards it.
 pub(super) fn head(arrival: &Arrival) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     // The number of a segment fits, because the kernel joins at most as many datagrams as it cuts.

@@ -1,4 +1,4 @@
-//! The holder of a port that cannot be joined, as far as the system reports it.
+//! Finds out which program holds a port that cannot be joined, as far as the system reports it.
 
 use std::fmt;
 use std::fs;
@@ -8,13 +8,13 @@ use rustix::process::geteuid;
 
 use super::{GroupOptions, local};
 
-/// The holder of a port.
+/// The program that holds a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder {
-    /// Programs of this user.
+    /// A program of this other user.
     User(u32),
-    /// A program of this process's own user, or an unknown one.
+    /// A program of the user of this process, or of an unknown user.
     Somebody,
 }
 

@@ -1,8 +1,8 @@
-//! Messages between the processes of one machine, over connections to a name.
+//! Messages between the processes of one machine, over connections to named sockets.
 //!
 //! A name is that of an abstract unix socket. It exists once in a network namespace and vanishes with the process that
-//! holds it, however that ends, so a name is a lease that needs no keeper. Any user may take any name, so both ends of a
-//! connection ask the kernel for the other's user before they send or read anything.
+//! holds it, however that process ends, so a name is a lease that nothing has to renew. Any user may take any name, so each
+//! end of a connection asks the kernel for the user of the other end before it sends or reads anything.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -32,10 +32,10 @@ mod presence;
 
 pub use presence::{Name, Presence, Witness};
 
-/// The users that may exchange messages with a process: its own user, root, and those that are named.
+/// The users whose processes may exchange messages with this process: its own user, root, and the users listed here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// Numbers of further users.
+    /// The user IDs (UIDs) of further users.
     pub users: Vec<u32>,
 }
 
@@ -46,22 +46,22 @@ impl Admission {
     }
 }
 
-/// A connection to a process of a user who is admitted.
+/// A connection to a process of an admitted user.
 #[derive(Debug)]
 pub(crate) struct Connection(Unshared);
 
 impl Connection {
-    /// Connects to the holder of this name, without waiting.
+    /// Connects to the process that holds this name, without waiting.
     ///
     /// # Errors
-    /// No process holds it ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), its holder is not admitted
-    /// ([`PermissionDenied`](io::ErrorKind::PermissionDenied)) or does not keep up
+    /// No process holds the name ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), the user of its holder is not
+    /// admitted ([`PermissionDenied`](io::ErrorKind::PermissionDenied)), or too many connections wait for the holder
     /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
     pub(crate) fn to(name: &str, admission: &Admission) -> io::Result<Self> {
         Self::of(connected(name)?, admission)
     }
 
-    /// Creates a connection of which this process has both ends.
+    /// Creates a connection both ends of which belong to this process.
     pub(super) fn pair() -> io::Result<[Self; 2]> {
         let (_, ends) = Unshared::several(|| {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -72,7 +72,7 @@ impl Connection {
         Ok(ends.map(Self))
     }
 
-    /// Takes an end that another process passed.
+    /// Takes an end of a connection that another process passed.
     pub(super) fn passed(end: Unshared) -> Self {
         Self(end)
     }
@@ -88,7 +88,7 @@ impl Connection {
     ///
     /// # Errors
     /// The other process has gone ([`BrokenPipe`](io::ErrorKind::BrokenPipe),
-    /// [`ConnectionReset`](io::ErrorKind::ConnectionReset)), or does not keep up
+    /// [`ConnectionReset`](io::ErrorKind::ConnectionReset)), or it does not read its messages fast enough
     /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
     pub(crate) fn send(
         &self,
@@ -105,24 +105,27 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives the next message, and returns its length, which may be greater than the room. Returns 0 if the other
-    /// process has gone. There is no room for descriptors: the kernel drops those that accompany the message.
+    /// Receives the next message, and returns its length, which is greater than that of `into` if the message was cut off.
+    /// Returns 0 if the other process has gone. There is no room for descriptors: the kernel drops those that accompany the
+    /// message.
     fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         Ok(recv(&self.0, into, flags)?.1)
     }
 
-    /// Returns whether the other end has gone. It must be one that sends nothing.
+    /// Returns whether the process at the other end has gone. The other end must be one that sends nothing, because this
+    /// drops a message.
     pub(crate) fn has_gone(&self) -> bool {
         !self.receive(&mut []).is_err_and(|error| is_passing(&error))
     }
 
-    /// Receives the next message, with descriptors.
+    /// Receives the next message and the descriptors that accompany it.
     pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<Unshared>)> {
         Unshared::several(|| self.receive_open(RecvFlags::empty()))
     }
 
-    /// Returns the descriptors of the message after `at` others of one byte each. All of them stay queued.
+    /// Returns the descriptors of the message that follows the first `at` messages, each of one byte. All messages stay
+    /// queued.
     pub(super) fn peek_descriptors(&self, at: usize) -> io::Result<Vec<Unshared>> {
         let at = libc::c_int::try_from(at).map_err(io::Error::other)?;
         sys::set_number(self.0.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, at)?;
@@ -145,7 +148,7 @@ impl Connection {
         Ok((bytes, descriptors))
     }
 
-    /// Waits for at most `time` until one of several connections is readable.
+    /// Waits until one of several connections is readable, for at most `time`.
     pub(crate) fn wait(several: &[Self], time: Duration) -> io::Result<()> {
         let fds = several.iter().map(|one| PollFd::new(&one.0, PollFlags::IN));
         let time = Timespec::try_from(time).ok();
@@ -162,7 +165,7 @@ impl AsFd for Connection {
     }
 }
 
-/// Returns the process that holds a name, if any does.
+/// Returns the process that holds a name, and its user; `None` if no process does.
 pub(super) fn holder(name: &str) -> Option<libc::ucred> {
     sys::peer(connected(name).ok()?.as_fd()).ok()
 }
@@ -192,10 +195,10 @@ fn unconnected() -> io::Result<OwnedFd> {
         .map_err(named("socket(AF_UNIX)"))
 }
 
-/// A name, and the messages that others send to it.
+/// A name that this process holds, and the connections over which other processes send messages to it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    /// An epoll instance with the listener and the connections.
+    /// An epoll instance that watches the listener and the connections.
     ready: Unshared,
     listener: Unshared,
     accepted: Mutex<Accepted>,
@@ -203,17 +206,17 @@ pub(crate) struct Inbox {
 
 #[derive(Debug)]
 struct Accepted {
-    /// The connections by their tokens, in the order in which they were made.
+    /// The connections by their tokens, in the order in which they were accepted.
     connections: BTreeMap<u64, Connection>,
     next: u64,
     bytes: Box<[u8]>,
 }
 
 impl Inbox {
-    /// Takes a name.
+    /// Takes a name and listens for connections to it.
     ///
     /// # Errors
-    /// Another process holds it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    /// Another process holds the name ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub(crate) fn named(name: &str) -> io::Result<Self> {
         let listener = Unshared::made(|| listening(name))?;
         let new_epoll = || epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"));
@@ -231,17 +234,19 @@ impl Inbox {
         })
     }
 
-    /// Makes [`attend`](Self::attend) report when the other end of a connection that only sends has gone.
+    /// Watches a connection on which this process only sends, so that [`attend`](Self::attend) reports when the other
+    /// process has gone.
     pub(crate) fn watch(&self, connection: &Connection) -> io::Result<()> {
         let flags = EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::add(&self.ready, &connection.0, OTHER, flags)?)
     }
 
-    /// Gives messages to `take`, a limited number of each connection. Closes connections of users who are not admitted, and
-    /// counts them. Returns whether a [watched](Self::watch) process has gone.
+    /// Accepts connections and calls `take` with the messages that have arrived, a limited number of each connection.
+    /// Closes connections of users who are not admitted, and counts them in `strangers`. Returns whether a process at the
+    /// other end of a [watched](Self::watch) connection has gone.
     ///
     /// # Errors
-    /// The inbox does not work any longer.
+    /// The epoll instance fails.
     pub(crate) fn attend(
         &self,
         admission: &Admission,
@@ -342,23 +347,25 @@ impl AsFd for Inbox {
     }
 }
 
-/// The most descriptors of a message.
+/// The most descriptors that accompany a message.
 pub(crate) const DESCRIPTORS: usize = 4;
-/// Bytes of the longest message: a datagram and its arrival.
+/// Bytes of the longest message: a forwarded datagram and its properties.
 const LONGEST: usize = 66_000;
-/// The most connections of an inbox: 63 other ranges have one each, and a process that joins or asks for a service has one
-/// for a moment.
+/// The most connections that an inbox keeps open: 63 other ranges have one each, and a process that joins or forwards a
+/// connection request has one for a moment.
 const MOST: usize = 128;
-/// The most connections that are handled, or accepted, in one turn, and the most messages of each.
+/// The most events that one call of [`Inbox::attend`] handles, and connections that it accepts. The next constant is the
+/// most messages that it reads from each connection.
 const AT_ONCE: usize = 16;
 const MESSAGES: usize = 64;
-/// The most connections that wait to be accepted. The system may allow fewer.
+/// The most connections that the kernel queues until they are accepted. The system may allow fewer.
 const BACKLOG: i32 = 4096;
 
 const LISTENER: EventData = EventData::new_u64(0);
-/// The token of connections that only send.
+/// The token of connections on which this process only sends.
 const OTHER: EventData = EventData::new_u64(1);
-/// This is edge-triggered: a process without a descriptor left would get the same connection reported for ever.
+/// The listener is edge-triggered: a process without a free descriptor cannot accept, and would get the same connection
+/// reported again and again.
 const CONNECTING: EventFlags = EventFlags::IN.union(EventFlags::ET);
 const NO_EVENT: Event = Event {
     flags: EventFlags::empty(),

@@ -1,4 +1,4 @@
-//! Keeps the sockets of a port for all processes of its group.
+//! Keeps the sockets of a port open for all processes of its group.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,11 +8,11 @@ use super::local::Connection;
 use crate::fork::Unshared;
 use crate::sockets::udp::{UdpSocket, is_passing};
 
-/// The sockets of a port, in the order in which the kernel numbers them. Each is attached to a message that stays queued in a
-/// pair of unix sockets, and every process of the group has the pair open. So a socket keeps its number until the last process
-/// has ended, and costs a process no descriptor.
+/// The sockets of a port, in the order in which the kernel numbers them. Each socket is attached to a message that stays
+/// queued in a pair of unix sockets, and every process of the group has the pair open. So a socket stays open, with its
+/// number, until the last process has ended, and needs no descriptor in any process.
 ///
-/// The position at which the queue is read belongs to the pair, so only the process that holds the name `making` reads it.
+/// All processes share the position at which the queue is read, so only the process that holds the name `making` reads it.
 #[derive(Debug)]
 pub(super) struct SocketStore {
     inlet: Connection,
@@ -28,17 +28,17 @@ impl SocketStore {
         Self { inlet, outlet }
     }
 
-    /// Takes the store that another process passed.
+    /// Takes the store whose two ends another process passed.
     pub(super) fn passed(inlet: Unshared, outlet: Unshared) -> Self {
         Self::of([inlet, outlet].map(Connection::passed))
     }
 
-    /// Adds the socket that the kernel has numbered last.
+    /// Appends a socket, which must be the one that was bound to the port last.
     pub(super) fn add(&self, socket: &UdpSocket) -> io::Result<()> {
         (self.inlet).send(&[io::IoSlice::new(&[0])], &[socket.as_fd()])
     }
 
-    /// Makes the missing ones of the first `count` sockets.
+    /// Binds sockets to the port and appends them, until there are at least `count`.
     pub(super) fn fill(
         &self,
         count: usize,
@@ -53,7 +53,7 @@ impl SocketStore {
         Ok(())
     }
 
-    /// The socket with this number, or `None` past the last one.
+    /// Returns the socket with this number; `None` if there are not so many.
     pub(super) fn socket(
         &self,
         number: usize,
@@ -68,7 +68,7 @@ impl SocketStore {
         UdpSocket::passed(attached, options.address, &options.udp).map(Some)
     }
 
-    /// Returns the two ends, to be passed to another process.
+    /// Returns the two ends of the store, which are to be passed to another process.
     pub(super) fn ends(&self) -> [BorrowedFd<'_>; 2] {
         [self.inlet.as_fd(), self.outlet.as_fd()]
     }

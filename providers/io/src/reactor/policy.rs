@@ -1,20 +1,21 @@
-//! Decides when pollers claim the input of a device, and when the reactor's thread takes it back. This file only decides,
-//! at the time that its caller passes; [`Reactor`](super::Reactor) reads the clock, calls the kernel and wakes threads.
+//! The rules by which pollers claim the input of a device, and by which the reactor's thread takes it back. This file only
+//! decides, for the time that its caller passes; [`Reactor`](super::Reactor) reads the clock, calls the kernel and wakes
+//! threads.
 
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
 
-/// Decides when pollers may claim the input.
+/// Decides when pollers may claim the input of a device: read its sockets in place of the reactor's thread.
 #[derive(Debug)]
 pub(super) struct Claims {
-    /// When a poller last read the clock.
+    /// The time at which a poller last read the clock.
     looked: Time,
-    /// How many readings of the clock in a row followed soon after the one before.
+    /// How many consecutive readings of the clock each followed the one before within [`SOON`].
     soon: u32,
-    /// How many such readings make a claim.
+    /// How many such readings it takes until pollers take over reading the sockets from the reactor's thread.
     needed: u32,
-    /// No poller may claim the input before this time.
+    /// The time before which pollers may not take over reading the sockets, however often they poll.
     not_before: Time,
 }
 
@@ -28,7 +29,8 @@ impl Claims {
         }
     }
 
-    /// A poller reads the clock, as one of [`POLLS`] does. Returns whether it claims the input.
+    /// Takes the time that a poller has read from the clock, as it does once in [`POLLS`] polls. Returns whether pollers
+    /// claim the input now.
     pub(super) fn claims(&mut self, now: Time) -> bool {
         let last = std::mem::replace(&mut self.looked, now);
         if now > last.after(SOON) || now < self.not_before {
@@ -39,14 +41,16 @@ impl Claims {
         self.soon >= self.needed
     }
 
-    /// A poller that was about to sleep has returned the input.
+    /// Notes that a poller has returned the input to the reactor's thread because it is about to sleep: fewer polls are
+    /// needed for the next claim.
     pub(super) fn handed_back(&mut self) {
         self.soon = 0;
         self.needed = (self.needed / 2).max(1);
     }
 
-    /// The thread has taken the input back because no poller had polled for long. `was_worth_it` says whether the claim was
-    /// right although it ended so, and `left_unread` whether the pollers left input unread.
+    /// Notes that the reactor's thread has taken the input back, because no poller had polled for long. If pollers left
+    /// input unread (`left_unread`), more polls are needed for the next claim, unless this one was right all the same
+    /// (`was_worth_it`).
     pub(super) fn taken_back(
         &mut self,
         was_worth_it: bool,
@@ -65,24 +69,24 @@ impl Claims {
     }
 }
 
-/// Pollers that own the input, as far as the thread knows.
+/// The pollers that read the sockets of a device in place of the reactor's thread, as far as that thread knows them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pollers {
-    /// The number of their claim.
+    /// The number of the claim by which the pollers took over reading the sockets.
     claim: u32,
     claimed: Time,
     polls: u32,
-    /// When the thread last saw that a poller had polled.
+    /// The time at which the thread last saw that the number of polls had grown.
     since: Time,
-    /// They still polled a while after their claim.
+    /// Whether the pollers still polled a while after their claim, so that it was right.
     are_worth_it: bool,
 }
 
 impl Pollers {
-    /// Describes the pollers of a claim, which have polled `polls` times in all; `known` are those that the thread saw
-    /// last.
+    /// Describes the pollers that took over the sockets by the claim with the number `claim`. `polls` is the number of all
+    /// polls so far, and `known` the pollers that the reactor's thread saw last.
     pub(super) fn of(known: Option<Self>, claim: u32, polls: u32, now: Time) -> Self {
-        // Those pollers may have gone, and others may have claimed the input since.
+        // The known pollers may have stopped, and others may have claimed the input since.
         let known = known.filter(|pollers| pollers.claim == claim);
         known.unwrap_or(Self {
             claim,
@@ -93,8 +97,8 @@ impl Pollers {
         })
     }
 
-    /// Returns whether they have not polled for too long. If not, the thread checks again after
-    /// [`time_left`](Self::time_left).
+    /// Returns whether the pollers have not polled for so long that the thread takes the input back. Otherwise the thread
+    /// checks again after [`time_left`](Self::time_left).
     pub(super) fn are_gone(&mut self, polls: u32, now: Time, patience: Duration) -> bool {
         if std::mem::replace(&mut self.polls, polls) != polls {
             self.since = now;
@@ -103,7 +107,7 @@ impl Pollers {
         self.time_left(now, patience).is_zero()
     }
 
-    /// Returns how long they may still stay away.
+    /// Returns for how long the reactor's thread still leaves the sockets to the pollers if none of them polls.
     pub(super) fn time_left(&self, now: Time, patience: Duration) -> Duration {
         let patience = match self.are_worth_it {
             true => patience,
@@ -113,27 +117,28 @@ impl Pollers {
         Duration::from_nanos(until.0.saturating_sub(now.0))
     }
 
-    /// Returns whether a claim of such pollers was right, whatever they left unread.
+    /// Returns whether it was right that these pollers took over the sockets, even if they have left input unread.
     pub(super) fn are_worth_it(&self) -> bool {
         self.are_worth_it
     }
 }
 
-/// How long the thread pauses after a turn. If it was refused because another thread reads, that thread may need this
-/// processor.
+/// Returns how long the thread pauses after it has tried to read; `None` for no pause. It pauses if another thread was
+/// reading (`was_refused`), because that thread may need this processor.
 pub(super) fn pause(was_refused: bool) -> Option<Duration> {
     was_refused.then_some(WAY)
 }
 
-/// How long a poller pauses after so many `refusals` because another thread reads; `None` if it only yields. A poller that
-/// spins would keep the reader from finishing. Yielding is not enough if the scheduler prefers the thread that yields: it
-/// runs that thread again until the next tick, for milliseconds.
+/// Returns how long a poller pauses after it has found another thread reading for the `refusals`-th time; `None` if it only
+/// yields. A poller that spins would keep that thread from finishing. Yielding is not enough if the scheduler prefers the
+/// thread that yields: it runs that thread again until the next tick, for milliseconds.
 pub(super) fn pause_of_poller(refusals: u32) -> Option<Duration> {
     (refusals % YIELDS == YIELDS - 1).then_some(WAY)
 }
 
-/// How long pollers may stay away, on a machine where a trivial system call takes `call`: a poll that finds something takes
-/// many calls, and under emulation a call takes a hundred times as long as on an ordinary machine.
+/// Returns how long pollers may stop polling before the thread takes the input back, on a machine where a trivial system
+/// call takes `call`: a poll that finds something takes many calls, and under emulation a call takes a hundred times as
+/// long as on an ordinary machine.
 pub(super) fn patience(call: Duration) -> Duration {
     (call * CALLS).clamp(SHORTEST, LONGEST)
 }
@@ -142,16 +147,16 @@ const CALLS: u32 = 10_000;
 const SHORTEST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(8);
 
-/// [`POLLS`] polls within [`SOON`] count as frequent polling.
+/// Pollers that make [`POLLS`] polls within [`SOON`] poll frequently enough to claim the input.
 pub(super) const POLLS: u32 = 4;
 const SOON: Duration = Duration::from_micros(100);
-/// The most readings of the clock that a claim may take.
+/// The most readings of the clock that it may take until pollers take over reading the sockets.
 const MOST_NEEDED: u32 = 256;
-/// The thread first checks after this fraction of its patience whether pollers still poll. A claim that lasts longer was
-/// right, whatever is unread at its end.
+/// The reactor's thread first checks after its patience divided by this number whether the pollers that read the sockets
+/// still poll. If they do, their claim was right, even if input is unread at its end.
 const FIRST: u32 = 8;
 
-/// How often a poller yields to the thread that reads before it sleeps, and how long it then sleeps, as the reactor's
+/// How often a poller yields to the thread that reads before it sleeps. `WAY` is how long it then sleeps, as the reactor's
 /// thread does.
 const YIELDS: u32 = 100;
 pub(super) const WAY: Duration = Duration::from_micros(20);

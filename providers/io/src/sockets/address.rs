@@ -1,11 +1,11 @@
-//! Addresses in the kernel's format.
+//! Socket addresses in the kernel's format.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Bytes of the longest name of a UDP socket.
+/// Bytes of the longest `sockaddr` of a UDP socket.
 pub(crate) const LONGEST: usize = 28;
 
-/// A `sockaddr_in` or `sockaddr_in6`.
+/// A `sockaddr_in` or `sockaddr_in6`, as the kernel reads it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Name {
     bytes: [u8; LONGEST],
@@ -39,7 +39,7 @@ impl Name {
     }
 }
 
-/// Parses a `sockaddr`; `None` if it is of another family or cut off.
+/// Parses a `sockaddr`; `None` if it is of another address family or too short.
 pub(crate) fn read(name: &[u8]) -> Option<SocketAddr> {
     fn field<const N: usize>(name: &[u8], at: usize) -> Option<[u8; N]> {
         name.get(at..)?.first_chunk().copied()
@@ -60,7 +60,7 @@ pub(crate) fn read(name: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Returns `address` with the scope of `from`, if it needs one and has none.
+/// Returns `address` with the IPv6 scope of `from`, if it is link-local or a narrow multicast group and has no scope.
 pub(crate) fn scoped(address: SocketAddr, from: SocketAddr) -> SocketAddr {
     match (address, from) {
         (SocketAddr::V6(to), SocketAddr::V6(from))

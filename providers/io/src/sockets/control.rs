@@ -1,12 +1,12 @@
-//! Control messages: data that accompany a datagram. Each message begins with a `cmsghdr`.
+//! Control messages (ancillary data) of datagrams. Each message begins with a `cmsghdr`.
 
 use arrayvec::ArrayVec;
 
-/// Control messages to be sent, with room for `ROOM` bytes.
+/// Control messages that accompany a datagram to be sent. They take at most `ROOM` bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Control<const ROOM: usize>(ArrayVec<u8, ROOM>);
 
-/// Bytes that a message with `data` bytes of data takes.
+/// Returns how many bytes a control message with `data` bytes of data takes.
 pub(crate) const fn space(data: usize) -> usize {
     aligned(aligned(HEADER) + data)
 }
@@ -19,7 +19,7 @@ const fn aligned(length: usize) -> usize {
 }
 
 impl<const ROOM: usize> Control<ROOM> {
-    /// Adds a message. One that does not fit is left out; that is a mistake of this crate.
+    /// Appends a control message. One that does not fit is left out; that is a mistake of this crate.
     pub(crate) fn push(&mut self, level: libc::c_int, kind: libc::c_int, data: &[u8]) {
         let length = aligned(HEADER) + data.len();
         debug_assert!(aligned(length) <= self.0.remaining_capacity());
@@ -39,7 +39,7 @@ impl<const ROOM: usize> Control<ROOM> {
         let _ = self.0.try_extend_from_slice(bytes);
     }
 
-    /// Adds a message whose value is a number.
+    /// Appends a control message whose value is a number.
     pub(crate) fn push_number(
         &mut self,
         level: libc::c_int,
@@ -54,7 +54,7 @@ impl<const ROOM: usize> Control<ROOM> {
     }
 }
 
-/// Returns the level, type and data of each control message in `bytes`.
+/// Returns the level, the type and the data of each control message in `bytes`.
 pub(crate) fn messages(bytes: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -72,7 +72,7 @@ pub(crate) fn messages(bytes: &[u8]) -> impl Iterator<Item = (libc::c_int, libc:
     })
 }
 
-/// Returns the number at the beginning of `data`.
+/// Returns the number with which `data` begins; `None` if `data` is too short.
 pub(crate) fn number(data: &[u8]) -> Option<u32> {
     data.first_chunk().copied().map(u32::from_ne_bytes)
 }

@@ -1,4 +1,4 @@
-//! Sockets that only send, each from its own port.
+//! UDP sockets that only send, each from a source port of its own.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 
 use crate::sockets::udp::{UdpOptions, UdpSocket, send_groups_by};
 
-/// The first of the source ports that RoCEv2 leaves to flows; they end at 65,535.
+/// The first source port for RoCEv2 packets; the last is 65,535.
 pub(crate) const FIRST_PORT: u16 = 0xc000;
 
-/// Some sockets on one address, bound when they are first used. Routers that spread flows by their ports keep the order of
-/// each flow.
+/// UDP sockets on one address with different source ports, each bound when it is first used. Frames of one flow use one
+/// socket, so that routers that spread traffic by ports keep their order.
 #[derive(Debug)]
 pub struct FlowSockets {
     local: SocketAddr,
@@ -20,7 +20,7 @@ pub struct FlowSockets {
 }
 
 impl FlowSockets {
-    /// Creates `count` sockets on the address of `local`, whose port is ignored.
+    /// Creates room for `count` sockets on the address of `local`, whose port is ignored. None is bound yet.
     pub fn new(local: SocketAddr, count: usize, options: UdpOptions) -> Self {
         let options = UdpOptions {
             // These sockets receive nothing, so the kernel's minimum is enough.
@@ -34,10 +34,10 @@ impl FlowSockets {
         }
     }
 
-    /// Returns the socket of a flow, always the same for one number.
+    /// Returns the socket of a flow, always the same for one flow number, and binds it if it is the first use.
     ///
     /// # Errors
-    /// No port is free.
+    /// No port is free, or the system refuses.
     #[inline]
     pub fn of(&self, flow: u32) -> io::Result<&UdpSocket> {
         let slot = flow as usize % self.sockets.len();

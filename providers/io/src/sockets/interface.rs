@@ -1,10 +1,10 @@
-//! Finds the interface that has an address.
+//! Finds the network interface that has an address.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::{fs, io};
 
-/// Returns the index of the interface that has this IPv6 address: its scope, or the index that the kernel lists. 0 for
-/// IPv4, which means any.
+/// Returns the index of the network interface that has this IPv6 address: its scope, or the index that the kernel lists.
+/// Returns 0, which means any interface, for IPv4.
 pub(crate) fn interface_of(address: SocketAddr) -> io::Result<u32> {
     let SocketAddr::V6(v6) = address else {
         return Ok(0);
@@ -26,7 +26,7 @@ fn find(list: &str, ip: Ipv6Addr) -> Option<u32> {
     })
 }
 
-/// Returns an IPv6 address that is not loopback's.
+/// Returns an IPv6 address of this machine other than that of loopback; `None` if it has none.
 #[cfg(test)]
 pub(crate) fn outside() -> Option<SocketAddr> {
     let list = fs::read_to_string("/proc/net/if_inet6").ok()?;

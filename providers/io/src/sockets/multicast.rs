@@ -10,11 +10,12 @@ use crate::sockets::interface::interface_of;
 use crate::sockets::sys;
 use crate::sockets::udp::{UdpOptions, UdpSocket};
 
-/// Joins `group`, with its port, on the interface that has the address of `local`, with a socket bound to the group's
-/// address. Every member, in any process, gets a copy of each datagram. The membership ends with the socket.
+/// Joins the multicast group `group` on the interface that has the address of `local`. Returns a socket bound to the
+/// group's address and port, which receives a copy of each datagram to the group. The membership ends with the socket.
 ///
 /// # Errors
-/// `group` is no multicast address or is of another family than `local`, or a socket that does not share the port holds it.
+/// `group` is no multicast address or is of another address family than `local`, or a socket that does not share the port
+/// is bound to it.
 pub fn join_group(
     group: SocketAddr,
     local: SocketAddr,

@@ -1,4 +1,4 @@
-//! The user that owns the peer's socket of a TCP connection within this machine.
+//! Finds the user that owns the peer's socket of a TCP connection within this machine.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
-/// The user that owns the TCP socket which is bound to `from` and connected to `to`. Asks the kernel by `NETLINK_SOCK_DIAG`.
+/// Returns the UID of the user that owns the TCP socket which is bound to `from` and connected to `to`. Asks the kernel by
+/// `NETLINK_SOCK_DIAG`.
 ///
 /// # Errors
 /// No process of this network namespace has this socket ([`NotFound`](io::ErrorKind::NotFound)), or the kernel lacks `inet_diag`.
@@ -25,7 +26,7 @@ pub(crate) fn owner(from: SocketAddr, to: SocketAddr) -> io::Result<u32> {
     user_of(&answer[..length])
 }
 
-/// A `nlmsghdr` and a `inet_diag_req_v2` for one socket in any state.
+/// Builds the request for one socket in any state: a `nlmsghdr` and an `inet_diag_req_v2`.
 fn question(from: SocketAddr, to: SocketAddr) -> [u8; QUESTION] {
     let mut bytes = [0; QUESTION];
     bytes[..4].copy_from_slice(&(QUESTION as u32).to_ne_bytes());
@@ -55,7 +56,7 @@ fn octets(ip: IpAddr) -> (u8, [u8; 16]) {
     }
 }
 
-/// Reads the user out of a `nlmsghdr` and a `inet_diag_msg`.
+/// Reads the UID out of the kernel's answer: a `nlmsghdr` and an `inet_diag_msg`.
 fn user_of(answer: &[u8]) -> io::Result<u32> {
     let word = |at: usize| {
         let bytes = answer.get(at..).and_then(|rest| rest.first_chunk());

@@ -1,4 +1,4 @@
-//! Buffers for received datagrams.
+//! Buffers for received UDP datagrams.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,16 +10,17 @@ use crate::sockets::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::sockets::{address, control};
 use crate::zeroed;
 
-/// Room for several messages, which is reused. A message is a datagram, or several that the kernel has joined (GRO).
+/// Buffers for the messages of one receive call, which the next call reuses. A message is one datagram, or several that the
+/// kernel has joined (GRO).
 pub struct ReceiveBatch {
     rooms: Box<[Room]>,
     bytes: Box<[u8]>,
-    /// Bytes of each room.
+    /// Bytes of the buffer of each message.
     each: usize,
     received: usize,
-    /// How many messages the next call asks for. A call that finds nothing more is wasted.
+    /// How many messages the next call asks for. Asking for more than have arrived costs time.
     wanted: usize,
-    /// The last call returned as many messages as it asked for.
+    /// Whether the last call returned as many messages as it asked for.
     was_full: bool,
 }
 
@@ -27,29 +28,29 @@ pub struct ReceiveBatch {
 struct Room {
     name: [u8; address::LONGEST],
     control: [u8; CONTROL],
-    /// How much of the room was used.
+    /// How much of this room the last message used.
     filled: Filled,
 }
 
-/// Room for the control messages that a socket requests: traffic class, and size of a segment.
+/// Bytes for the control messages that a socket requests: the traffic class, and the segment size of joined datagrams.
 const CONTROL: usize = 2 * control::space(size_of::<libc::c_int>());
 
-/// A received message.
+/// A received message: one datagram, or several that the kernel has joined.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Message<'b> {
-    /// The sender.
+    /// The sender's address and port.
     pub from: SocketAddr,
-    /// TOS or traffic class. The lower two bits are those of congestion notification (ECN).
+    /// TOS of IPv4 or traffic class of IPv6. The lower two bits are ECN.
     pub traffic_class: u8,
-    /// Bytes of each datagram but the last, which may be shorter.
+    /// Length in bytes of each datagram except the last one, which may be shorter.
     pub segment: usize,
-    /// The bytes of all datagrams.
+    /// The bytes of all datagrams, one after another.
     pub bytes: &'b [u8],
 }
 
 impl<'b> Message<'b> {
-    /// Returns the datagrams in order. An empty message is one datagram without bytes.
+    /// Returns the datagrams of the message in order. An empty message is one datagram without bytes.
     pub fn datagrams(&self) -> impl Iterator<Item = &'b [u8]> + use<'b> {
         let empty = self.bytes.is_empty().then_some(self.bytes);
         empty
@@ -59,7 +60,8 @@ impl<'b> Message<'b> {
 }
 
 impl ReceiveBatch {
-    /// Creates room for messages of at most `bytes` bytes each. A socket that joins datagrams delivers up to 65,535.
+    /// Creates buffers for `messages` messages, at most 32, of at most `bytes` bytes each. A socket with receive
+    /// offload delivers up to 65,535 bytes in a message.
     ///
     /// # Errors
     /// The memory cannot be allocated.
@@ -80,7 +82,7 @@ impl ReceiveBatch {
         })
     }
 
-    /// Returns the messages of the last call, without those that did not fit or have no sender.
+    /// Returns the messages that the last call received, except those that did not fit or have no sender.
     pub fn messages(&self) -> impl Iterator<Item = Message<'_>> {
         let rooms = self.rooms[..self.received].iter();
         rooms
@@ -88,18 +90,18 @@ impl ReceiveBatch {
             .filter_map(|(room, bytes)| room.message(bytes))
     }
 
-    /// Returns whether all rooms are full, so that the socket may have more messages.
+    /// Returns whether the last call used all buffers, so that the socket may have more messages.
     pub fn is_full(&self) -> bool {
         self.received == self.rooms.len()
     }
 
-    /// Returns how many messages of the last call did not fit.
+    /// Returns how many messages of the last call were too long for their buffers.
     pub fn truncated(&self) -> usize {
         let rooms = self.rooms[..self.received].iter();
         rooms.filter(|room| room.filled.truncated).count()
     }
 
-    /// Receives available messages, as many as there is room for. Returns how many.
+    /// Receives messages that have arrived, as many as this asks for, without waiting. Returns how many.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.received = 0;
         let received = self.receive(fd);

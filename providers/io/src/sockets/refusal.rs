@@ -1,4 +1,4 @@
-//! Explains errors of the system whose own text does not say what to do.
+//! Adds explanations to errors of the system whose own text does not say what to do.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Adds the cause, and what to do, to an error of a call about an address of this machine.
+/// Adds the likely cause and a remedy to the error of a call about `about`, an address of this machine. Errors without a
+/// known cause are returned unchanged.
 pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
     let cause = match Errno::from_io_error(&error) {
         Some(Errno::NETUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL) if about.is_loopback() => {
@@ -21,7 +22,8 @@ pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
     with_cause(error, cause.to_owned())
 }
 
-/// Names a system call in the error of a sandbox that refuses it; other errors say enough.
+/// Returns a function that adds the name of a system call to its error if a sandbox may have refused the call. Other errors
+/// stay as they are.
 pub(crate) fn named(call: &'static str) -> impl Fn(Errno) -> io::Error {
     move |errno| match errno {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => with_cause(
@@ -32,7 +34,7 @@ pub(crate) fn named(call: &'static str) -> impl Fn(Errno) -> io::Error {
     }
 }
 
-/// Returns whether the system refuses to send because there is no route for now.
+/// Returns whether an error number means that there is no route to the destination for now.
 pub fn is_about_routes(errno: i32) -> bool {
     matches!(
         Errno::from_raw_os_error(errno),

@@ -1,5 +1,5 @@
-//! The system calls that the safe libraries lack: UDP messages with control messages, several at once; the program that
-//! steers a group; the user at the other end of a connection.
+//! The system calls that the safe libraries lack: UDP messages with control messages, several at once; the socket filter of
+//! a port group; the user at the other end of a connection.
 //!
 //! Calls for each received message bypass the C library's function, which is a cancellation point: notifying the library of
 //! that costs two locked operations a call, and none of these calls waits.
@@ -14,10 +14,10 @@ use std::ptr::null_mut;
 use crate::sockets::address::Name;
 use crate::sockets::control::Control;
 
-/// The most messages that one call sends or receives.
+/// The most messages that one system call sends or receives.
 pub(crate) const AT_ONCE: usize = 32;
 
-/// A message to be sent.
+/// A UDP message to be sent, with its destination and control messages.
 pub(crate) struct Outgoing<'a, const ROOM: usize> {
     pub(crate) to: Name,
     pub(crate) bytes: IoSlice<'a>,
@@ -43,7 +43,8 @@ impl<const ROOM: usize> Outgoing<'_, ROOM> {
     }
 }
 
-/// Sends as many of `messages` as possible without waiting, at most [`AT_ONCE`]. An error is that of the first message.
+/// Sends as many of `messages` as possible without waiting, at most [`AT_ONCE`], and returns how many. An error is that of
+/// the first message.
 pub(crate) fn send_many<const ROOM: usize>(
     fd: BorrowedFd<'_>,
     messages: &[Outgoing<'_, ROOM>],
@@ -66,7 +67,7 @@ pub(crate) fn send_many<const ROOM: usize>(
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Room for a message, and how much of it was used.
+/// The buffers for a received message, and how much of them was used.
 pub(crate) struct Incoming<'a> {
     pub(crate) name: &'a mut [u8],
     pub(crate) payload: &'a mut [u8],
@@ -99,18 +100,18 @@ impl Incoming<'_> {
     }
 }
 
-/// How much of the room for a message was used.
+/// How many bytes of the buffers for a received message were used.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Filled {
     pub(crate) name: usize,
     pub(crate) payload: usize,
     pub(crate) control: usize,
-    /// The payload or the control messages did not fit.
+    /// Whether the payload or the control messages did not fit.
     pub(crate) truncated: bool,
 }
 
-/// Receives as many messages as there are without waiting, at most [`AT_ONCE`]. The socket must not carry descriptors: they
-/// would stay open.
+/// Receives the messages that have arrived, at most [`AT_ONCE`], without waiting, and returns how many. The peers must send
+/// no descriptors, because nothing here would close them.
 pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
     let count = messages.len().min(AT_ONCE);
     // SAFETY: headers and pieces of zeros name no memory.
@@ -136,7 +137,7 @@ pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) ->
     Ok(received)
 }
 
-/// Receives one message without waiting.
+/// Receives one message without waiting. An error of kind `WouldBlock` means that none has arrived.
 pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io::Result<()> {
     let mut piece = libc::iovec {
         iov_base: null_mut(),
@@ -157,7 +158,7 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io:
     Ok(())
 }
 
-/// Sets an option whose value is a number.
+/// Sets a socket option whose value is a number.
 pub(crate) fn set_number(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
@@ -180,7 +181,7 @@ fn set_option<T>(
     done(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.cast(), length) })
 }
 
-/// Reads an option whose value is a number.
+/// Returns the value of a socket option that is a number.
 pub(crate) fn number(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
@@ -189,8 +190,8 @@ pub(crate) fn number(
     read_option(fd, level, option, 0)
 }
 
-/// The process at the other end of a connection within this machine, and its user: the one that connected or listened when
-/// the connection was made.
+/// Returns the process at the other end of a unix socket, and its user: those that connected or listened when the
+/// connection was made.
 pub(crate) fn peer(fd: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let nobody = libc::ucred {
         pid: 0,
@@ -221,7 +222,7 @@ fn read_option<T>(
     done(answer).map(|()| value)
 }
 
-/// A `sock_fprog` with explicit padding between its fields, because the kernel reads the padding, too.
+/// A `sock_fprog` (a socket filter) with explicit padding between its fields, because the kernel reads the padding, too.
 #[repr(C)]
 struct Program {
     length: u16,
@@ -231,7 +232,8 @@ struct Program {
 
 const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
 
-/// Makes `program` choose the socket of the group to which this one belongs (`SO_ATTACH_REUSEPORT_CBPF`).
+/// Attaches a socket filter to the group of sockets that share this one's port. It chooses the socket that gets a datagram
+/// (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
     let named = Program {
         length: program.len() as u16,
@@ -251,8 +253,8 @@ fn done(answer: libc::c_int) -> io::Result<()> {
 
 const RECEIVE_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
 
-/// Asks the scheduler for short turns of the calling thread: after a wake-up it then runs sooner on a processor that
-/// another thread keeps busy. A kernel without this feature (before 6.12) ignores the request.
+/// Asks the scheduler for shorter time slices of the calling thread: after a wake-up it then runs sooner on a processor
+/// that another thread keeps busy. A kernel without this feature (before 6.12) ignores the request.
 pub(crate) fn set_turn(nanoseconds: u64, nice: i32) {
     // SAFETY: attributes of zeros are valid.
     let mut attributes: libc::sched_attr = unsafe { zeroed() };

@@ -1,7 +1,7 @@
-//! TCP sockets that never wait.
+//! TCP sockets whose calls never block.
 //!
-//! [`TcpSocket::connect`] or a [`TcpListener`] makes a [`TcpSocket`]. Every socket sends at once (`TCP_NODELAY`), and gives
-//! up peers that vanished.
+//! [`TcpSocket::connect`] or a [`TcpListener`] makes a [`TcpSocket`]. Every socket sends small segments at once
+//! (`TCP_NODELAY`), and reports a peer that no longer answers as lost.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,23 +26,23 @@ mod tap;
 use tap::Tapped;
 pub use tap::{Ends, Passed, TcpTap, Way};
 
-/// How a connection ended, or why it was not made.
+/// The reason why a connection ended, or was not made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// No process listens at the peer's address.
+    /// No process listens at the address to which this end connects.
     #[error("nobody listens there")]
     Refused,
-    /// The peer reset the connection, or this end had closed it.
+    /// The peer reset the connection, or this end had closed it before.
     #[error("the connection was reset")]
     Reset,
-    /// The peer gave no answer in time.
+    /// The peer did not answer in time.
     #[error("the peer does not answer")]
     TimedOut,
-    /// There is no route to the peer, or none that is allowed.
+    /// There is no route to the peer, or a local rule forbids to send to it.
     #[error("the peer cannot be reached: {0}")]
     Unreachable(io::Error),
-    /// Any other error of the system.
+    /// Another error of the system.
     #[error(transparent)]
     Other(io::Error),
 }
@@ -84,18 +84,18 @@ impl From<StreamError> for io::Error {
     }
 }
 
-/// The result of a receive.
+/// The result of a receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// This many bytes.
+    /// This many bytes were received.
     Bytes(usize),
-    /// There is nothing for now.
+    /// No bytes have arrived.
     Nothing,
-    /// The peer has ended its direction, and everything that it sent before has been received.
+    /// The peer has ended its direction, and this end has received everything that it sent before.
     End,
 }
 
-/// A TCP socket.
+/// A TCP socket, which may be connected or still connecting.
 pub struct TcpSocket {
     descriptor: Unshared,
     tap: Option<Tapped>,
@@ -103,10 +103,11 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// Begins to connect. When the socket is writable, [`connected`](Self::connected) reports the result.
+    /// Begins to connect from `local` to `to`. When the socket is writable, [`connected`](Self::connected) reports the
+    /// result.
     ///
     /// # Errors
-    /// The connection cannot even begin.
+    /// The system refuses at once, for instance because there is no route or the local port is in use.
     pub fn connect(local: SocketAddr, to: SocketAddr) -> Result<Self, StreamError> {
         let socket = Self::new(to)?;
         if local.port() != 0 {
@@ -150,18 +151,18 @@ impl TcpSocket {
         })
     }
 
-    /// Returns whether a listener made this socket.
+    /// Returns whether a listener made this socket; otherwise this end connected.
     pub const fn is_accepted(&self) -> bool {
         self.is_accepted
     }
 
-    /// Returns whether a tap sees the traffic of this socket.
+    /// Returns whether a tap observes the traffic of this socket.
     pub const fn is_tapped(&self) -> bool {
         self.tap.is_some()
     }
 
-    /// Reports the traffic of the socket to `tap` from now on, beginning with the request for the connection with `peer`,
-    /// which went this `way`. If the socket does not work any longer, nothing is reported.
+    /// Reports the traffic of the socket to `tap` from now on, beginning with the connection request, which went in the
+    /// direction `way` to or from `peer`. If the socket has failed already, nothing is reported.
     #[must_use]
     pub fn tapped(mut self, tap: Arc<dyn TcpTap>, way: Way, peer: SocketAddr) -> Self {
         self.tap = Tapped::of(tap, &self, peer);
@@ -176,24 +177,24 @@ impl TcpSocket {
         }
     }
 
-    /// Returns whether the connection has been made.
+    /// Returns whether the connection has been made; `false` while the socket still connects.
     ///
     /// # Errors
-    /// The reason why the connection cannot be made.
+    /// The connection could not be made, for this reason.
     pub fn connected(&self) -> Result<bool, StreamError> {
         sockopt::socket_error(&self.descriptor)??;
         Ok(getpeername(&self.descriptor).is_ok_and(|peer| peer.is_some()))
     }
 
-    /// This end's address.
+    /// The local address and port.
     ///
     /// # Errors
-    /// The socket does not work any longer.
+    /// The socket has failed.
     pub fn local(&self) -> io::Result<SocketAddr> {
         Ok(getsockname(&self.descriptor)?.try_into()?)
     }
 
-    /// The other end's address.
+    /// The peer's address and port.
     ///
     /// # Errors
     /// The socket is not connected.
@@ -203,17 +204,17 @@ impl TcpSocket {
         Ok(peer.try_into()?)
     }
 
-    /// Bytes of a segment of this path without TCP's header (`TCP_MAXSEG`). The value may change while the socket is
-    /// connected.
+    /// Returns the most payload bytes of a TCP segment on this path (`TCP_MAXSEG`). The value may change while the socket
+    /// is connected.
     ///
     /// # Errors
-    /// The socket does not work any longer.
+    /// The socket has failed.
     pub fn segment_size(&self) -> io::Result<usize> {
         let size = sys::number(self.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
         Ok(usize::try_from(size).unwrap_or_default())
     }
 
-    /// Sends as many bytes as the socket takes now, and returns how many; 0 if it takes none.
+    /// Sends as many of `bytes` as fit into the send buffer now, and returns how many; 0 if the buffer is full.
     ///
     /// # Errors
     /// The connection has ended.
@@ -226,18 +227,18 @@ impl TcpSocket {
         Ok(sent)
     }
 
-    /// Sends bytes that fit into the buffer of a new connection. If they do not fit, this aborts the connection. An error
-    /// is reported later, as the connection's end.
+    /// Sends bytes that fit into the empty send buffer of a new connection. If they do not fit, this aborts the connection.
+    /// An error is reported later, as the connection's end.
     pub fn send_first(&self, bytes: &[u8]) {
         if self.send(bytes).is_ok_and(|sent| sent < bytes.len()) {
             self.abort();
         }
     }
 
-    /// Receives available bytes.
+    /// Receives bytes that have arrived into `into`, without waiting.
     ///
     /// # Errors
-    /// The connection has ended before the peer ended its direction.
+    /// The connection was lost before the peer ended its direction.
     pub fn receive(&self, into: &mut [u8]) -> Result<Received, StreamError> {
         match recv(&self.descriptor, &mut *into, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => {
@@ -253,7 +254,7 @@ impl TcpSocket {
         }
     }
 
-    /// Ends this direction: the peer receives an end after everything that was sent. Receiving continues.
+    /// Ends the sending direction: the peer sees the end after everything that was sent. Receiving continues.
     ///
     /// # Errors
     /// The connection has ended.
@@ -263,7 +264,7 @@ impl TcpSocket {
         Ok(())
     }
 
-    /// Resets the connection at once, also if other values own the socket. Bytes that have not arrived are lost.
+    /// Resets the connection at once, even if other values own the socket. Sent bytes that have not arrived are lost.
     pub fn abort(&self) {
         // A linger of no time makes TCP send a reset when the socket is closed or loses its peer. If this fails, there is
         // no peer to reset.
@@ -280,14 +281,15 @@ impl AsFd for TcpSocket {
     }
 }
 
-/// A socket to which others connect.
+/// A TCP socket that accepts connections.
 pub struct TcpListener {
     socket: TcpSocket,
     local: SocketAddr,
 }
 
 impl TcpListener {
-    /// Listens on `local`; port 0 stands for any. Up to `backlog` connections wait to be accepted.
+    /// Listens on `local`; port 0 stands for any free port. The kernel queues up to `backlog` connections that have not
+    /// been accepted.
     ///
     /// # Errors
     /// The address is not this machine's, or another socket listens there.
@@ -306,15 +308,15 @@ impl TcpListener {
         })
     }
 
-    /// The address on which this listens.
+    /// The address and port on which the socket listens.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// Returns the next connection and its peer's address; `None` if no connection waits.
+    /// Accepts the next connection and returns it with its peer's address; `None` if no connection waits.
     ///
     /// # Errors
-    /// The process or the system has no descriptor or no memory left. The connection waits.
+    /// The process or the system has no descriptor or no memory left. The connection remains queued.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -350,9 +352,9 @@ impl AsFd for TcpListener {
     }
 }
 
-/// Milliseconds that sent bytes may be unacknowledged before the connection is given up.
+/// How many milliseconds sent bytes may be unacknowledged before the kernel reports the connection as lost.
 const USER_TIMEOUT: u32 = 30_000;
-/// A silent peer is probed after a minute, three times: rarely enough for thousands of idle connections.
+/// TCP probes a silent peer after this time, three times: rarely enough for thousands of idle connections.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 3;

@@ -1,8 +1,8 @@
 //! UDP sockets that send and receive in batches.
 //!
-//! A socket is never connected and sends with `IP_PMTUDISC_DO`. So the kernel sets DF and writes 0 into the identification
-//! of each datagram, and k into that of segment k of a call with segmentation. A checksum that covers the IP header can be
-//! computed in advance.
+//! A socket is never connected and sends with `IP_PMTUDISC_DO`. So the kernel sets DF and writes 0 into the IPv4
+//! identification of each datagram, and k into that of datagram k of a call with segmentation offload. A checksum that
+//! covers the IP header can therefore be computed in advance.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -29,15 +29,15 @@ use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::refusal::explained;
 use crate::sockets::sys::{self, AT_ONCE, Outgoing};
 
-/// The most datagrams of one call with segmentation.
+/// The most datagrams into which the kernel cuts one message.
 pub(crate) const MAX_SEGMENTS: usize = 64;
-/// The most bytes of one call, with or without segmentation, without IP and UDP headers.
+/// The most bytes of one message, with or without segmentation, excluding IP and UDP headers.
 pub(crate) const MAX_BYTES: usize = 65_507;
 
-/// The default time to live, or hop limit, of datagrams to one host, as in most systems.
+/// The default time to live, or hop limit, of unicast datagrams, as in most systems.
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// Link-local groups to which every host belongs.
+/// Link-local multicast groups to which every host belongs.
 const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const DISCARD: u16 = 9;
@@ -45,19 +45,19 @@ const DISCARD: u16 = 9;
 // Room for three numbers.
 const CONTROL: usize = 3 * control::space(size_of::<libc::c_int>());
 
-/// Options of a UDP socket.
+/// Options with which a UDP socket is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpOptions {
-    /// Bytes that may wait to be read, as the kernel counts them; it allows at most `net.core.rmem_max`.
+    /// Bytes that may wait to be read, as the kernel counts them. The kernel reduces the value to `net.core.rmem_max`.
     pub receive_buffer: usize,
-    /// Bytes that may wait to leave; the kernel allows at most `net.core.wmem_max`.
+    /// Bytes that may wait to be sent. The kernel reduces the value to `net.core.wmem_max`.
     pub send_buffer: usize,
-    /// The offloads that the socket asks the kernel for.
+    /// The offloads that the socket requests of the kernel.
     pub offload: Offload,
 }
 
 impl Default for UdpOptions {
-    /// 4 MiB for each direction, and every offload.
+    /// Buffers of 4 MiB for each direction, and every offload.
     fn default() -> Self {
         Self {
             receive_buffer: 4 << 20,
@@ -67,17 +67,17 @@ impl Default for UdpOptions {
     }
 }
 
-/// Work that the kernel does for a socket if it can.
+/// Work that the kernel does for a UDP socket if it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
-    /// The kernel cuts long messages into datagrams when it sends them (GSO).
+    /// Whether the kernel cuts long messages into datagrams when it sends them (GSO).
     pub segmentation: bool,
-    /// The kernel joins datagrams that arrive (GRO).
+    /// Whether the kernel joins datagrams of one sender into a message when they arrive (GRO).
     pub joining: bool,
 }
 
 impl Offload {
-    /// No offload.
+    /// The kernel does no work for the socket: it neither cuts nor joins datagrams.
     pub const NONE: Self = Self {
         segmentation: false,
         joining: false,
@@ -93,35 +93,35 @@ impl Default for Offload {
     }
 }
 
-/// A UDP socket.
+/// A bound UDP socket, which is never connected.
 #[derive(Debug)]
 pub struct UdpSocket {
     descriptor: Unshared,
     local: SocketAddr,
     segments: AtomicBool,
     joins: bool,
-    /// The first traffic class that was requested becomes the socket's own, because passing one with each datagram costs
-    /// time.
+    /// The socket's own traffic class, which is the first one that was requested, because passing one with each datagram
+    /// costs time.
     class: OnceLock<u8>,
 }
 
-/// The datagrams of one call: one, or several of equal length that the kernel cuts apart.
+/// A message to be sent: one datagram, or several of equal length that the kernel cuts apart.
 #[derive(Clone, Copy)]
 pub struct Transmit<'a> {
-    /// The destination.
+    /// The destination's address and port.
     pub to: SocketAddr,
-    /// TOS or traffic class.
+    /// TOS of IPv4 or traffic class of IPv6.
     pub traffic_class: u8,
-    /// Time to live, or hop limit; 0 for the socket's own: 64, or 1 to a group.
+    /// Time to live of IPv4 or hop limit of IPv6; 0 for the default: 64 for unicast, 1 for multicast.
     pub hop_limit: u8,
-    /// Bytes of each datagram but the last, which may be shorter; 0 for a single datagram.
+    /// Length in bytes of each datagram except the last one, which may be shorter; 0 for a single datagram.
     pub segment: u16,
-    /// The bytes of all datagrams.
+    /// The bytes of all datagrams, one after another.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Transmit<'a> {
-    /// Creates a single datagram with default values.
+    /// Creates a message of one datagram with traffic class 0 and the default hop limit.
     pub const fn new(to: SocketAddr, bytes: &'a [u8]) -> Self {
         Self {
             to,
@@ -132,12 +132,12 @@ impl<'a> Transmit<'a> {
         }
     }
 
-    /// Returns whether the kernel must cut it.
+    /// Returns whether the kernel must cut the message into several datagrams.
     fn is_cut(&self) -> bool {
         self.segment != 0 && self.bytes.len() > usize::from(self.segment)
     }
 
-    // Returns the control messages that a socket with this traffic class needs for it.
+    // Returns the control messages that a socket with this traffic class needs to send the message.
     fn control(&self, own_class: u8) -> Control<CONTROL> {
         let mut control = Control::default();
         let (level, class, hops) = match self.to {
@@ -163,24 +163,24 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// Why no datagram was sent.
+/// The reason why a message was not sent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The socket is full for now. Wait until it is writable.
+    /// The send buffer is full for now. Wait until the socket is writable.
     #[error("the socket is full")]
     Full,
-    /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] returns `false` from now on. Fields that
-    /// depend on the number of a segment must be computed again.
+    /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] returns `false` from now on. The caller
+    /// sends the datagrams one by one, and computes checksums that cover the IPv4 identification again.
     #[error("no segmentation on this route")]
     NoSegmentation,
-    /// The system refuses the datagram.
+    /// The system refuses the message for another reason.
     #[error(transparent)]
     Refused(io::Error),
 }
 
 impl UdpSocket {
-    /// Binds a socket to `local`. Port 0 stands for any.
+    /// Binds a socket to `local`. Port 0 stands for any free port.
     ///
     /// # Errors
     /// The address is not this machine's, or the port is taken.
@@ -188,13 +188,13 @@ impl UdpSocket {
         Self::bind_as(local, options, |_| Ok(()))
     }
 
-    /// Binds the first of a group of sockets on one address and port (`SO_REUSEPORT`).
+    /// Binds the first of several sockets that share one address and port (`SO_REUSEPORT`).
     pub(crate) fn bind_shared(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
         Self::bind_as(local, options, |fd| sockopt::set_socket_reuseport(fd, true))
     }
 
-    /// Binds another socket of the group to which this one belongs. The kernel admits only sockets of one user to a group,
-    /// so root gives the new one to the owner of the first.
+    /// Binds another socket to the address and port of this one. The kernel lets only sockets of one user share a port, so
+    /// root gives the new socket to the owner of the first.
     pub(crate) fn bind_next(&self, options: &UdpOptions) -> io::Result<Self> {
         let owner = Uid::from_raw(fstat(&self.descriptor)?.st_uid);
         Self::bind_as(self.local, options, |fd| {
@@ -205,7 +205,8 @@ impl UdpSocket {
         })
     }
 
-    /// Binds a socket to the address of a multicast group. Any number of sockets may do so: each gets a copy.
+    /// Binds a socket to the address of a multicast group. Any number of sockets may do so: each receives a copy of every
+    /// datagram.
     pub(crate) fn bind_group(group: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
         Self::bind_as(group, options, |fd| sockopt::set_socket_reuseaddr(fd, true))
     }
@@ -236,15 +237,15 @@ impl UdpSocket {
         })
     }
 
-    /// The address that the socket is bound to.
+    /// The address and port to which the socket is bound.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// Takes the socket at this address that another process passed.
+    /// Takes a socket whose descriptor another process passed, if it is bound to `local`.
     ///
     /// # Errors
-    /// The descriptor is not such a socket ([`InvalidData`](io::ErrorKind::InvalidData)).
+    /// The descriptor is not a UDP socket bound to `local` ([`InvalidData`](io::ErrorKind::InvalidData)).
     pub(crate) fn passed(
         descriptor: Unshared,
         local: SocketAddr,
@@ -258,7 +259,7 @@ impl UdpSocket {
         })
     }
 
-    /// Duplicates the descriptor of the socket.
+    /// Returns a second descriptor of the same socket.
     pub(crate) fn duplicate(&self, options: &UdpOptions) -> io::Result<Self> {
         let copy = Unshared::made(|| self.as_fd().try_clone_to_owned())?;
         Self::of(copy, options)
@@ -270,17 +271,18 @@ impl UdpSocket {
         kind == Ok(SocketType::DGRAM) && protocol == Ok(Some(ipproto::UDP))
     }
 
-    /// Returns whether the kernel cuts datagrams, as far as is known.
+    /// Returns whether the kernel cuts messages into datagrams (GSO). It may turn out later, during a send, that it does
+    /// not.
     pub fn can_segment(&self) -> bool {
         self.segments.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the kernel may join received datagrams: a message then has up to 65,535 bytes.
+    /// Returns whether the kernel may join received datagrams (GRO), so that a message has up to 65,535 bytes.
     pub fn joins(&self) -> bool {
         self.joins
     }
 
-    /// Bytes that may wait to be read, including the kernel's own overhead.
+    /// The size of the receive buffer, as it was set: bytes that may wait to be read, including the kernel's own overhead.
     ///
     /// # Errors
     /// The system does not report the value.
@@ -289,10 +291,10 @@ impl UdpSocket {
         Ok(sockopt::socket_recv_buffer_size(self.as_fd())? / 2)
     }
 
-    /// Sends without waiting. Returns how many of `transmits` were sent, at least one.
+    /// Sends messages without waiting. Returns how many of `transmits` were sent, at least one.
     ///
     /// # Errors
-    /// The reason why the first one was not sent.
+    /// The reason why the first message was not sent.
     pub fn send(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut sent = 0;
         while sent < transmits.len() {
@@ -359,10 +361,11 @@ impl UdpSocket {
         }
     }
 
-    /// Receives available messages without waiting, as many as there is room for. Returns how many, 0 if there are none.
+    /// Receives messages that have arrived into `batch`, without waiting, as many as it has room for. Returns how many; 0
+    /// if none have arrived.
     ///
     /// # Errors
-    /// The socket does not work any longer.
+    /// The socket has failed.
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         match batch.fill(self.as_fd()) {
             Err(error) if is_passing(&error) => Ok(0),
@@ -377,7 +380,8 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// The largest IP packet that the interface with this address carries, in bytes, including headers.
+/// Returns the MTU of the interface that has this address: the bytes of the largest IP packet that it carries, including
+/// headers.
 ///
 /// # Errors
 /// No interface has the address.
@@ -411,8 +415,8 @@ fn connected_to(local: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Makes datagrams to a group leave by the interface that has the address of `local`. Returns its index as [`interface_of`]
-/// does.
+/// Makes multicast datagrams of a socket leave by the interface that has the address of `local`. Returns the interface's
+/// index, as [`interface_of`] does.
 pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
     let interface = interface_of(local)?;
     match local.ip() {
@@ -422,10 +426,10 @@ pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, local: SocketAddr) -> io::Resul
     Ok(interface)
 }
 
-/// The address of this machine from which `to` is reached: that of the route which the kernel would take.
+/// Returns the address of this machine from which the kernel sends to `to`, according to its routes.
 ///
 /// # Errors
-/// There is no route.
+/// There is no route to `to`.
 pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
     let socket = new_socket(to.ip())?;
     // Connecting sends no datagram.
@@ -467,7 +471,7 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<Unshared> {
     Ok(socket)
 }
 
-/// Returns whether a call may simply be repeated later.
+/// Returns whether an error means only that the call may be repeated later: it would block, or a signal interrupted it.
 pub(crate) fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.kind(),

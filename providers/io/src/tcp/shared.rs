@@ -1,10 +1,10 @@
-//! Streams between processes at one address: their frames go through shared memory, as header values and payloads.
+//! Streams between processes at one address: their frames go through shared memory, as encoded headers and payloads.
 //!
-//! The two processes settle this while they make the connection. The end that connected *announces* the connection in
-//! shared memory before it sends its first byte; the end that accepted finds the announcement before it sends its own first
-//! byte, and announces the connection too if it agrees; the end that connected finds that when it is
-//! [attached](super::TcpLink::attach). From their first frame on both directions are in memory, in the rings of the two
-//! processes. The TCP connection stays and carries nothing: its end reports that the other process is gone.
+//! The two processes agree on this while they make the TCP connection. The end that connected *announces* the connection in
+//! shared memory before it sends its first byte. The end that accepted finds the announcement before it sends its own first
+//! byte, and announces the connection too if it agrees. The end that connected finds that announcement when the connection
+//! is [attached](super::TcpLink::attach). From then on all frames of both directions go through the rings of the two
+//! processes. The TCP connection stays open and carries nothing: its end shows that the other process has ended.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use verbs_api::memory::Span;
 
 use super::*;
 
-/// Keeps a connection announced, so that its frames may go through shared memory.
+/// An offer to send the frames of a connection through shared memory. The offer is withdrawn when this value is dropped.
 pub struct Announcement {
     lease: Arc<Lease>,
     own: Connection,
-    /// The process that has the other end, and that end's announcement, once they are known.
+    /// The range of the process at the other end of the connection, and its announcement; `None` until both are known.
     with: Option<(QpnRange, Connection)>,
 }
 
 impl Announcement {
-    // Announces a connection whose first byte has not been sent yet.
+    // Announces a connection on which this end has not sent a byte yet.
     fn of(lease: &Arc<Lease>, socket: &TcpSocket, stream: u32) -> Option<Self> {
         let memory = lease.memory()?;
         let (local, peer) = (socket.local().ok()?, socket.peer().ok()?);
@@ -59,12 +59,12 @@ impl Drop for Announcement {
     }
 }
 
-/// The two rings through which the frames of a stream go.
+/// The two rings through which the frames of a stream go, one in each direction.
 pub(super) struct Channel {
     to: QpnRange,
-    /// The number that records to the peer carry.
+    /// The stream number that the records for the peer carry.
     sends: u32,
-    /// The range that sends the records of this stream, and the number that they carry.
+    /// The range of the process that writes the records for this stream, and the stream number that the records carry.
     pub(super) receives: ChannelKey,
     _announcement: Announcement,
 }
@@ -93,7 +93,8 @@ impl Channel {
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    /// The lease for the shared memory of the processes at an address, if this process takes part.
+    /// Leases access to the shared memory of the processes at an address. Returns `None` if the options rule shared memory
+    /// out, or if there is none.
     pub(super) fn lease(address: IpAddr, options: &TcpLinkOptions) -> Option<Arc<Lease>> {
         if !options.memory || !options.faults.is_none() {
             return None;
@@ -107,8 +108,8 @@ impl<C: StreamCodec> TcpLink<C> {
         self.lease.as_ref()?.memory()
     }
 
-    /// Returns whether the other end of a connection is on this machine and belongs to a user who is admitted at this
-    /// address.
+    /// Returns whether the socket at the other end of a connection is on this machine and belongs to a user who is admitted
+    /// at this address.
     pub fn admits(&self, socket: &TcpSocket) -> bool {
         let ends = socket.peer().and_then(|peer| Ok((peer, socket.local()?)));
         let user = ends.and_then(|(peer, own)| owner(peer, own));
@@ -128,7 +129,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- out
 
-    // Returns `false` if there is no room. The caller holds the lock of the outgoing half.
+    // Writes a frame to shared memory. Returns `false` if there is no room. The caller holds the lock of the outgoing half.
     pub(super) fn put(
         &self,
         channel: &Channel,
@@ -165,7 +166,7 @@ impl<C: StreamCodec> TcpLink<C> {
         true
     }
 
-    // Reports the end of this direction, after the last frame.
+    // Sends a record that marks the end of this direction, after the last frame.
     pub(super) fn put_end(&self, channel: &Channel) {
         let meta = channel.meta(END);
         if let Some(memory) = self.memory()
@@ -175,7 +176,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    /// Returns whether a record of a stream waits for room in shared memory.
+    /// Returns whether a record for the peer of this stream is queued because its ring in shared memory has no room.
     pub(super) fn waits_for_room(&self, stream: &Stream<C>) -> bool {
         let both = stream.channel.as_ref().zip(self.memory());
         both.is_some_and(|(channel, memory)| memory.waiting(channel.to).0 > 0)
@@ -197,7 +198,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Returns whether a record was read or written.
+    // Writes queued records and reads those that have arrived. Returns whether there was any of either.
     pub(super) fn look_at_memory(
         &self,
         inbound: &mut Inbound<C>,
@@ -217,13 +218,13 @@ impl<C: StreamCodec> TcpLink<C> {
         has_some || has_put
     }
 
-    /// Writes records that wait for room, as far as there is some. Returns whether that was any.
+    /// Writes queued records, as far as the rings have room. Returns whether it wrote any.
     pub(super) fn put_waiting(&self) -> bool {
         let put = |to: &ShmPort| to.waits() && to.put_waiting(|range| self.has_room(range));
         self.memory().is_some_and(put)
     }
 
-    // Reports room to the streams that send to this range, also to those that `settle` has not registered yet.
+    // Notifies the streams that send to this range that there is room, also those that `settle` has not registered yet.
     fn has_room(&self, range: QpnRange) {
         let goes_there = |channel: &Channel| channel.to == range;
         let streams = self.streams();
@@ -302,8 +303,8 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Reads the socket of a stream in shared memory: it has something because the other process is gone or has ended the
-    // connection. Returns whether this ended the stream.
+    // Reads the TCP socket of a stream whose frames go through shared memory. It reports something because the other
+    // process has ended or has closed the connection. Returns whether this ended the stream.
     pub(super) fn read_end(
         &self,
         stream: &Arc<Stream<C>>,
@@ -332,10 +333,10 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 }
 
-/// Bytes of a payload that is stored with the header, as immediate data is.
+/// A payload of at most this many bytes is stored with the header in the record's head, as immediate data is.
 const WITH_HEAD: usize = 8;
-/// Bytes of the longest headers.
+/// The most bytes that the headers of a frame take in a record's head.
 pub(super) const HEADERS: usize = LONGEST_HEAD - WITH_HEAD;
-/// The kinds of records.
+/// The kinds of records: a frame, and the end of a direction.
 const FRAME: u8 = 0;
 const END: u8 = 1;

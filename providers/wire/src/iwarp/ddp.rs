@@ -1,4 +1,4 @@
-//! DDP's segments (RFC 5041 section 4), each with the byte of RDMAP's control field (RFC 5040 section 4.1).
+//! The headers of DDP segments (RFC 5041 section 4), each with the byte of RDMAP's control field (RFC 5040 section 4.1).
 //!
 //! ```text
 //! T L res DV | RV res opcode | STag, 4 octets | tagged offset, 8                          tagged
@@ -8,26 +8,27 @@
 use super::opcode::Opcode;
 use crate::layout::{Header, Reserved, header};
 
-/// The version of DDP.
+/// The version of DDP in every segment.
 pub const DDP_VERSION: u8 = 1;
 
-/// The version of RDMAP.
+/// The version of RDMAP in every segment.
 pub const RDMAP_VERSION: u8 = 1;
 
-/// Queue numbers (RFC 5040 section 4.2, RFC 7306 section 4.2).
+/// The numbers of the queues to which untagged messages go (RFC 5040 section 4.2, RFC 7306 section 4.2).
 pub mod queue {
-    /// Sends and immediate data.
+    /// The queue of Sends and Immediate Data.
     pub const SEND: u32 = 0;
-    /// Read and atomic requests.
+    /// The queue of RDMA Read Requests and Atomic Requests.
     pub const REQUEST: u32 = 1;
-    /// Terminates.
+    /// The queue of Terminates.
     pub const TERMINATE: u32 = 2;
-    /// Atomic responses.
+    /// The queue of Atomic Responses.
     pub const ATOMIC_RESPONSE: u32 = 3;
 }
 
 header! {
-    /// The header of a tagged segment, which names the place of its payload in the peer's memory (RFC 5041 section 4.2).
+    /// The header of a tagged DDP segment, which names the place of its payload in the peer's memory (RFC 5041 section
+    /// 4.2).
     Tagged, TaggedView: 14 octets {
         tagged: bool = 1, "T: set.";
         last: bool = 1, "L: the last segment of its message.";
@@ -42,7 +43,7 @@ header! {
 }
 
 header! {
-    /// The header of an untagged segment, which goes to one of the peer's queues (RFC 5041 section 4.3).
+    /// The header of an untagged DDP segment, which goes to one of the peer's queues (RFC 5041 section 4.3).
     Untagged, UntaggedView: 18 octets {
         tagged: bool = 1, "T: not set.";
         last: bool = 1, "L: the last segment of its message.";
@@ -59,7 +60,7 @@ header! {
 }
 
 impl Tagged {
-    /// A header with [`DDP_VERSION`] and [`RDMAP_VERSION`].
+    /// Creates the header of a tagged segment with [`DDP_VERSION`] and [`RDMAP_VERSION`].
     pub fn new(opcode: Opcode, stag: u32, to: u64, last: bool) -> Self {
         Self {
             tagged: true,
@@ -75,7 +76,7 @@ impl Tagged {
 }
 
 impl Untagged {
-    /// A header with [`DDP_VERSION`] and [`RDMAP_VERSION`], without a key to invalidate.
+    /// Creates the header of an untagged segment with [`DDP_VERSION`] and [`RDMAP_VERSION`], which invalidates no STag.
     pub fn new(opcode: Opcode, qn: u32, msn: u32, mo: u32, last: bool) -> Self {
         Self {
             last,
@@ -89,26 +90,26 @@ impl Untagged {
         }
     }
 
-    /// Sets the key to invalidate.
+    /// Sets the STag that the peer is to invalidate.
     #[must_use]
     pub const fn invalidating(mut self, stag: u32) -> Self {
         self.invalidate_stag = stag;
         self
     }
 
-    /// The key to invalidate; `None` if the opcode invalidates none.
+    /// Returns the STag that the receiver of the message must invalidate; `None` if the opcode invalidates none.
     pub fn invalidates(&self) -> Option<u32> {
         let facts = self.opcode.facts()?;
         facts.invalidates.then_some(self.invalidate_stag)
     }
 
-    /// Whether the message asks for a solicited event.
+    /// Returns whether the message asks for a solicited event at its receiver. Returns `false` for an unknown opcode.
     pub fn solicits(&self) -> bool {
         self.opcode.facts().is_some_and(|facts| facts.solicits)
     }
 }
 
-/// The header of a segment.
+/// The DDP header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -116,14 +117,15 @@ impl Untagged {
     serde(rename_all = "snake_case")
 )]
 pub enum SegmentHeader {
-    /// The segment goes to memory of the peer that its header names.
+    /// The payload goes to memory of the peer, which the header names by STag and tagged offset.
     Tagged(Tagged),
-    /// The segment goes to one of the peer's queues.
+    /// The payload goes to one of the peer's queues.
     Untagged(Untagged),
 }
 
 impl SegmentHeader {
-    /// Decodes the header at the front of a segment and returns the rest; `None` if the segment is too short.
+    /// Decodes the header at the beginning of a segment, and returns it with the bytes after it; `None` if the segment is
+    /// too short.
     #[inline]
     pub fn split(octets: &[u8]) -> Option<(Self, &[u8])> {
         if octets.first()? & 0x80 != 0 {
@@ -135,7 +137,7 @@ impl SegmentHeader {
         }
     }
 
-    /// The opcode of the message that the segment belongs to.
+    /// The RDMAP opcode of the message to which the segment belongs.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Tagged(header) => header.opcode,
@@ -143,7 +145,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Length of the header on the wire, in bytes.
+    /// Length of the DDP header on the wire, in bytes.
     pub const fn encoded_len(&self) -> usize {
         match self {
             Self::Tagged(_) => Tagged::LEN,
@@ -151,7 +153,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Writes the header to the front of `out` and returns the rest; `None` if `out` is too short.
+    /// Writes the header to the beginning of `out`, and returns the part of `out` after it; `None` if `out` is too short.
     #[inline]
     pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         match self {

@@ -1,52 +1,55 @@
-//! MPA's frames (RFC 5044 section 4).
+//! FPDUs, the frames of MPA (RFC 5044 section 4).
 //!
 //! ```text
 //! ULPDU_Length, 2 octets | ULPDU | pad to a multiple of four | CRC, 4 octets
 //! ```
 //!
-//! Where the receiver asked for markers, a marker of four bytes follows each 508 other bytes of the stream, and the first one is
-//! before all of them: it says how far back its frame began. A marker between two frames belongs to the second, one between pad
-//! and CRC belongs to the frame that ends there. The checksum covers the markers of its frame and is not divided by one.
+//! If the receiver asked for markers, the sender puts a marker of four bytes before the first byte of the stream, and after
+//! each further 508 other bytes. A marker says how many bytes before it its frame began. A marker between two frames
+//! belongs to the second, one between pad and CRC belongs to the frame that ends there. The CRC covers the markers of its
+//! frame, and no marker divides it.
 //!
-//! A [`Direction`] makes frames, or finds them in the received bytes, and [`Layout`] gives the position of each part of a frame.
+//! A [`Direction`] encodes frames or finds them in received bytes, and a [`Layout`] gives the position of each part of a
+//! frame.
 
 use super::Reject;
 
-/// Length of a marker, in bytes.
+/// Length of an MPA marker, in bytes.
 pub const MARKER_LEN: usize = 4;
 
 /// Bytes of the stream from one marker to the next, one marker included.
 pub const MARKER_INTERVAL: usize = 512;
 
-/// Length of the checksum in bytes. The field is there even where no checksum is used.
+/// Length of the CRC field in bytes. The field is there even if no CRC is used.
 pub const CRC_LEN: usize = 4;
 
-/// Length of the longest frame in bytes, with as many markers as it can contain.
+/// Length of the longest FPDU in bytes, with as many markers as it can contain.
 pub const MAX_FRAME_LEN: usize = Layout::new(u16::MAX, 0, true).frame_len();
 
 const LENGTH_LEN: usize = 2;
 const BETWEEN_MARKERS: usize = MARKER_INTERVAL - MARKER_LEN;
 
-/// The framing that both sides agreed on for one direction of a stream: see [`Settings`](super::Settings).
+/// The framing that both ends have negotiated for one direction of a stream: see [`Settings`](super::Settings).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Framing {
-    /// The sender puts markers into the stream.
+    /// Whether the sender puts markers into the stream.
     pub markers: bool,
-    /// The sender computes the checksum and the receiver checks it.
+    /// Whether the sender computes the CRC and the receiver checks it.
     pub crc: bool,
 }
 
-/// The position of each part of a frame, in bytes from the frame's first byte, which may be that of a marker.
+/// The position of each part of a frame, in bytes from the beginning of the frame. The frame may begin with a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     ulpdu_len: u16,
-    /// Bytes other than markers before the first marker; `None` if the stream has no markers.
+    /// The number of bytes, without markers, that precede the first marker in the frame; `None` if the stream has no
+    /// markers.
     first_marker: Option<usize>,
 }
 
 impl Layout {
-    /// The layout of a frame with a ULPDU of this many bytes. `position` is where the frame begins: bytes of the stream since
-    /// full operation began, markers included.
+    /// Returns the layout of a frame with a ULPDU of `ulpdu_len` bytes. `position` is the position of the frame in the
+    /// stream: the number of bytes since full operation began, markers included.
     pub const fn new(ulpdu_len: u16, position: u64, markers: bool) -> Self {
         let first_marker = if markers {
             let since = (position % MARKER_INTERVAL as u64) as usize;
@@ -60,7 +63,7 @@ impl Layout {
         }
     }
 
-    /// The layout of the frame at the front of the input; `None` until its length has arrived.
+    /// Returns the layout of the frame with which the input begins; `None` if its length field has not arrived yet.
     pub fn of(octets: &[u8], position: u64, markers: bool) -> Option<Self> {
         let none = Self::new(0, position, markers);
         let length = octets.get(none.begin()..)?.first_chunk()?;
@@ -72,12 +75,12 @@ impl Layout {
         self.ulpdu_len as usize
     }
 
-    /// Length of the pad, in bytes.
+    /// Length of the pad after the ULPDU, in bytes.
     pub const fn pad_len(self) -> usize {
         (LENGTH_LEN + self.ulpdu_len()).wrapping_neg() & 3
     }
 
-    /// Length of the frame on the stream in bytes, all its markers included.
+    /// Length of the frame on the stream in bytes, markers included.
     pub const fn frame_len(self) -> usize {
         self.content_len() + MARKER_LEN * self.markers()
     }
@@ -92,7 +95,7 @@ impl Layout {
         }
     }
 
-    /// The position of each marker, and the FPDUPTR that it should have.
+    /// Returns the position of each marker in the frame, and the FPDUPTR that it should have.
     pub fn each_marker(self) -> impl Iterator<Item = (usize, u16)> {
         let first = self.first_marker.unwrap_or(0);
         (0..self.markers()).map(move |number| {
@@ -101,12 +104,12 @@ impl Layout {
         })
     }
 
-    /// The position of the checksum, which covers everything before it.
+    /// The position of the CRC, which covers everything before it.
     pub const fn crc_at(self) -> usize {
         self.frame_len() - CRC_LEN
     }
 
-    /// The position of ULPDU_Length.
+    /// The position of the ULPDU_Length field.
     const fn begin(self) -> usize {
         match self.first_marker {
             Some(0) => MARKER_LEN,
@@ -119,15 +122,15 @@ impl Layout {
         LENGTH_LEN + self.ulpdu_len() + self.pad_len() + CRC_LEN
     }
 
-    /// Whether the checksum of a frame of this layout is right.
+    /// Returns whether the CRC of a frame with this layout is right.
     pub fn is_intact(self, frame: &[u8]) -> bool {
         let parts = frame.split_at_checked(self.crc_at());
         let parts = parts.and_then(|(covered, rest)| Some((covered, rest.first_chunk()?)));
         parts.is_some_and(|(covered, crc)| checksum(covered) == *crc)
     }
 
-    /// Whether the markers of a frame of this layout point at its beginning. The reserved half and the two lowest bits are
-    /// ignored (RFC 5044 section 4.3).
+    /// Returns whether the markers of a frame with this layout point at its beginning. The reserved half of a marker and
+    /// the two lowest bits of its FPDUPTR are ignored (RFC 5044 section 4.3).
     pub fn markers_fit(self, frame: &[u8]) -> bool {
         self.each_marker().all(|(at, pointer)| {
             let found = frame.get(at + 2..).and_then(|octets| octets.first_chunk());
@@ -135,7 +138,7 @@ impl Layout {
         })
     }
 
-    /// Makes gaps in a frame that was written without markers, and writes the markers into the gaps.
+    /// Makes gaps in a frame that was written without markers, and writes markers into the gaps.
     fn spread(self, frame: &mut [u8]) {
         for number in (0..self.markers()).rev() {
             let at = self.first_marker.unwrap_or(0) + MARKER_INTERVAL * number;
@@ -149,7 +152,7 @@ impl Layout {
         }
     }
 
-    /// Removes the markers from the frame in place and returns its ULPDU and its pad; `None` if the frame is incomplete.
+    /// Removes the markers from the frame in place, and returns its ULPDU and its pad; `None` if the frame is incomplete.
     pub fn strip(self, frame: &mut [u8]) -> Option<(&[u8], &[u8])> {
         let frame = frame.get_mut(..self.frame_len())?;
         let mut to = self.each_marker().next().map_or(0, |(at, _)| at);
@@ -165,14 +168,16 @@ impl Layout {
     }
 }
 
-/// The checksum over the part of a frame before it, in its order on the wire: least significant byte first.
+/// Returns the CRC over the part of a frame that precedes the CRC field, in the byte order of the wire: least significant
+/// byte first.
 pub fn checksum(covered: &[u8]) -> [u8; CRC_LEN] {
     crc32c::crc32c(covered).to_le_bytes()
 }
 
-/// The longest ULPDU, in bytes, with which a frame fits into a TCP segment (RFC 5044 section 4.5).
+/// Returns MULPDU: the length in bytes of the longest ULPDU whose frame fits into one TCP segment (RFC 5044 section 4.5).
 ///
-/// `emss` is the payload of a TCP segment; DDP is promised at least 128 bytes, however small it is.
+/// `emss` is the most payload bytes of a TCP segment. The result is at least 128, which MPA guarantees to DDP even if a
+/// segment is smaller.
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     let overhead = LENGTH_LEN + CRC_LEN + emss % 4;
     let overhead = if markers {
@@ -184,26 +189,26 @@ pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     if mulpdu < 128 { 128 } else { mulpdu }
 }
 
-/// One direction of a stream, at the sender or at the receiver, and the position that it has reached.
+/// One direction of a stream, seen by its sender or by its receiver, and the position that it has reached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Direction {
-    /// The framing that both sides agreed on.
+    /// The framing that both ends have negotiated for this direction.
     pub framing: Framing,
-    /// Length in bytes of all frames since full operation began.
+    /// The position of the next frame: the length in bytes of all frames since full operation began.
     pub position: u64,
 }
 
-/// A received frame.
+/// A received FPDU, without its markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fpdu<'a> {
-    /// The DDP segment in the frame.
+    /// The ULPDU of the frame: a DDP segment.
     pub ulpdu: &'a [u8],
     /// Length of the frame on the stream, in bytes.
     pub frame_len: usize,
 }
 
 impl Direction {
-    /// A direction at the beginning of full operation.
+    /// Creates a direction at the beginning of full operation.
     pub const fn new(framing: Framing) -> Self {
         Self {
             framing,
@@ -211,7 +216,8 @@ impl Direction {
         }
     }
 
-    /// Makes a frame of the given layout. `fill` writes the ULPDU to the front of the slice that it gets.
+    /// Encodes a frame of this layout into `frame`, and advances the position to the next frame. `fill` writes the ULPDU to
+    /// the beginning of the slice that it gets.
     pub fn frame_with(&mut self, layout: Layout, frame: &mut [u8], fill: impl FnOnce(&mut [u8])) {
         let (length, rest) = frame.split_at_mut(LENGTH_LEN);
         length.copy_from_slice(&layout.ulpdu_len.to_be_bytes());
@@ -225,13 +231,13 @@ impl Direction {
         self.position += layout.frame_len() as u64;
     }
 
-    /// The layout of the next frame, if its ULPDU has this many bytes.
+    /// Returns the layout of the next frame if its ULPDU has `ulpdu_len` bytes.
     pub const fn layout(&self, ulpdu_len: u16) -> Layout {
         Layout::new(ulpdu_len, self.position, self.framing.markers)
     }
 
-    /// Writes a whole frame to the front of `out` and returns its length; `None` if `out` is too short, or the ULPDU too long for
-    /// a frame.
+    /// Encodes a frame whose ULPDU consists of the given pieces to the beginning of `out`, and returns its length. Returns
+    /// `None` if `out` is too short, or if the ULPDU is too long for a frame.
     pub fn frame(&mut self, ulpdu: &[&[u8]], out: &mut [u8]) -> Option<usize> {
         let len: usize = ulpdu.iter().map(|piece| piece.len()).sum();
         let layout = self.layout(len.try_into().ok()?);
@@ -246,10 +252,11 @@ impl Direction {
         Some(layout.frame_len())
     }
 
-    /// Returns the frame at the front of the received bytes; `None` while it is incomplete. Its markers are removed in place.
+    /// Returns the frame with which the received bytes begin, without its markers, which are removed in place; `None` while
+    /// the frame is incomplete. Advances the position to the next frame.
     ///
     /// # Errors
-    /// The reason to end the stream: the next frame cannot be found.
+    /// The reason to end the stream: a marker or the CRC is wrong, so the position of the next frame is not certain.
     pub fn next<'a>(&mut self, octets: &'a mut [u8]) -> Result<Option<Fpdu<'a>>, Reject> {
         let Some(layout) = Layout::of(octets, self.position, self.framing.markers) else {
             return Ok(None);

@@ -23,31 +23,32 @@ pub use rdmap::{AtomicRequest, AtomicResponse, Body, ExtensionHeader, ReadReques
 pub use start::{Enhanced, Kind, Settings, Start, StartHeader};
 pub use terminate::{Terminate, TerminateCode, TerminateControl};
 
-/// Why a segment is not carried out. The stream ends: [`code`](Self::code) goes into the Terminate.
+/// The reason why a received segment is not carried out. The receiver ends the stream and sends [`code`](Self::code) in a
+/// Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
-    /// The frame's checksum is wrong.
+    /// The CRC of the frame is wrong.
     #[error("a wrong CRC")]
     Crc,
-    /// A marker does not point at the beginning of its frame.
+    /// A marker of the frame does not point at the beginning of the frame.
     #[error("a marker that does not fit the frame")]
     Marker,
-    /// The segment ends within its header.
+    /// The segment ends within its DDP header.
     #[error("too short for its header")]
     Short,
-    /// A tagged segment of another version of DDP.
+    /// The segment is tagged, and has another version of DDP.
     #[error("another version of DDP, tagged")]
     TaggedVersion,
-    /// An untagged segment of another version of DDP.
+    /// The segment is untagged, and has another version of DDP.
     #[error("another version of DDP, untagged")]
     UntaggedVersion,
-    /// No queue has this number.
+    /// The segment names a queue that does not exist.
     #[error("an unknown queue number")]
     QueueNumber,
-    /// Another version of RDMAP.
+    /// The segment has another version of RDMAP.
     #[error("another version of RDMAP")]
     RdmapVersion,
-    /// An unknown opcode, or one that does not belong on this queue or in a tagged segment.
+    /// The opcode is unknown, or does not belong on this queue or in a tagged segment.
     #[error("an unexpected opcode")]
     Opcode,
     /// The message does not have the length that its opcode prescribes.
@@ -56,7 +57,8 @@ pub enum Reject {
 }
 
 impl Reject {
-    /// The code that the Terminate reports to the peer (RFC 5044 section 8, RFC 5041 section 7, RFC 5040 section 4.8).
+    /// Returns the code that the receiver reports to its peer in a Terminate (RFC 5044 section 8, RFC 5041 section 7, RFC
+    /// 5040 section 4.8).
     pub const fn code(self) -> TerminateCode {
         match self {
             Self::Crc => TerminateCode::MPA_CRC,

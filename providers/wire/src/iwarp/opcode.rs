@@ -6,42 +6,42 @@ use super::ddp::queue;
 use crate::layout::newtype_field;
 
 newtype_field! {
-    /// An opcode as it is on the wire, 4 bits, known or unknown.
+    /// An RDMAP opcode, 4 bits, as it is on the wire: one of the constants below or an unknown one.
     Opcode(u8) = 4
 }
 
-/// The properties of an opcode.
+/// The properties of the messages with an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The message's name.
+    /// The name of the message.
     pub name: &'static str,
-    /// The queues that the message may go to; empty for a tagged message.
+    /// The queues to which the message may go; empty if it is a tagged message.
     pub queues: &'static [u32],
-    /// Whether the message names a key to invalidate.
+    /// Whether the message names an STag that its receiver invalidates.
     pub invalidates: bool,
-    /// Whether the message asks for a solicited event.
+    /// Whether the message asks for a solicited event at its receiver.
     pub solicits: bool,
 }
 
 impl Opcode {
-    /// RDMA Write.
+    /// The opcode of an RDMA Write.
     pub const WRITE: Self = Self(0x0);
-    /// RDMA Read Request.
+    /// The opcode of an RDMA Read Request.
     pub const READ_REQUEST: Self = Self(0x1);
-    /// RDMA Read Response.
+    /// The opcode of an RDMA Read Response.
     pub const READ_RESPONSE: Self = Self(0x2);
-    /// Terminate.
+    /// The opcode of a Terminate.
     pub const TERMINATE: Self = Self(0x7);
     pub(super) const IMMEDIATE: Self = Self(0x8);
     pub(super) const IMMEDIATE_SE: Self = Self(0x9);
-    /// Atomic Request (RFC 7306).
+    /// The opcode of an Atomic Request (RFC 7306).
     pub const ATOMIC_REQUEST: Self = Self(0xa);
-    /// Atomic Response (RFC 7306).
+    /// The opcode of an Atomic Response (RFC 7306).
     pub const ATOMIC_RESPONSE: Self = Self(0xb);
-    /// The opcode that all extensions without a standard encoding share: the last of those that no RFC has assigned.
+    /// The opcode of all extensions without a standard encoding: 0xf, the last opcode that no RFC has assigned.
     pub const EXTENSION: Self = Self(0xf);
 
-    /// A Send in one of its four forms.
+    /// Returns the opcode of a Send: with or without a solicited event, and with or without an STag to invalidate.
     pub const fn send(solicited: bool, invalidates: bool) -> Self {
         Self(match (solicited, invalidates) {
             (false, false) => 0x3,
@@ -51,7 +51,7 @@ impl Opcode {
         })
     }
 
-    /// Immediate Data (RFC 7306).
+    /// Returns the opcode of Immediate Data (RFC 7306), with or without a solicited event.
     pub const fn immediate(solicited: bool) -> Self {
         if solicited {
             Self::IMMEDIATE_SE
@@ -60,7 +60,7 @@ impl Opcode {
         }
     }
 
-    /// The properties of the opcode; `None` if it is not assigned.
+    /// Returns the properties of messages with this opcode; `None` if it is not assigned.
     #[inline]
     pub fn facts(self) -> Option<&'static Facts> {
         FACTS.get(usize::from(self.0))?.as_ref()

@@ -1,4 +1,4 @@
-//! RDMAP's messages (RFC 5040 section 4, RFC 7306 section 5).
+//! The headers of RDMAP messages (RFC 5040 section 4, RFC 7306 section 5).
 
 use super::Reject;
 use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
@@ -19,9 +19,9 @@ header! {
 
 /// The operations of an [`AtomicRequest`] (RFC 7306 section 5.2).
 pub mod atomic {
-    /// Fetch and add.
+    /// Adds to the value in memory, and returns the previous one.
     pub const FETCH_ADD: u8 = 0;
-    /// Compare and swap.
+    /// Replaces the value in memory if it equals the given one, and returns the previous one.
     pub const COMPARE_SWAP: u8 = 2;
 }
 
@@ -50,8 +50,8 @@ header! {
 }
 
 header! {
-    /// The header that all extensions without a standard encoding share: it names the extension and one of its operations. The
-    /// extension defines the bytes after it.
+    /// The header of all extensions without a standard encoding. It names the extension and one of the extension's
+    /// operations; the extension defines the bytes after the header.
     ExtensionHeader, ExtensionHeaderView: 8 octets {
         extension: u32 = 32, "The extension: a number made of its name.";
         is_response: bool = 1, "Whether this answers a request; then it is on the queue of atomic responses.";
@@ -60,14 +60,14 @@ header! {
     }
 }
 
-/// A DDP segment, decoded up to its RDMAP header.
+/// A DDP segment whose DDP and RDMAP headers are decoded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment<'a> {
-    /// DDP's header.
+    /// The DDP header.
     pub header: SegmentHeader,
-    /// The properties of the opcode.
+    /// The properties of the segment's opcode.
     pub facts: &'static Facts,
-    /// RDMAP's header.
+    /// The RDMAP header.
     pub body: Body,
     /// The bytes after both headers: payload of the program, content of an extension, or a [`Terminate`](super::Terminate).
     pub payload: &'a [u8],
@@ -76,24 +76,25 @@ pub struct Segment<'a> {
 /// The RDMAP header of a message, which follows the header of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// No header: payload of the program follows.
+    /// The message has no RDMAP header: payload of the program follows.
     Data,
     /// The header of an Atomic Request.
     AtomicRequest(AtomicRequest),
     /// The header of an Atomic Response.
     AtomicResponse(AtomicResponse),
-    /// No header: eight bytes of immediate data follow.
+    /// The message has no RDMAP header: eight bytes of immediate data follow.
     Immediate,
     /// The header of an RDMA Read Request.
     ReadRequest(ReadRequest),
-    /// No header: a [`Terminate`](super::Terminate) follows.
+    /// The message has no RDMAP header: a [`Terminate`](super::Terminate) follows.
     Terminate,
-    /// The header of an extension, whose content follows.
+    /// The header of an extension; the extension's content follows.
     Extension(ExtensionHeader),
 }
 
 impl Body {
-    /// The queue that an untagged message belongs to (RFC 5040 section 4.3, RFC 7306 section 4).
+    /// Returns the number of the queue to which an untagged message with this header goes (RFC 5040 section 4.3, RFC 7306
+    /// section 4).
     pub const fn queue(&self) -> u32 {
         match self {
             Self::Data | Self::Immediate => queue::SEND,
@@ -105,7 +106,7 @@ impl Body {
         }
     }
 
-    /// Length of the header on the wire, in bytes.
+    /// Length of the RDMAP header on the wire, in bytes; 0 if the message has none.
     #[inline]
     pub const fn encoded_len(&self) -> usize {
         match self {
@@ -117,7 +118,8 @@ impl Body {
         }
     }
 
-    /// Writes the header to the front of `out` and returns the rest; `None` if `out` is too short.
+    /// Writes the RDMAP header to the beginning of `out`, and returns the part of `out` after it; `None` if `out` is too
+    /// short.
     #[inline]
     pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         match self {
@@ -130,11 +132,11 @@ impl Body {
     }
 }
 
-/// Decodes a segment: the ULPDU of a frame.
+/// Decodes the headers of a DDP segment, which is the ULPDU of a frame.
 ///
-/// It checks in this order: DDP's version (RFC 5041 section 7), whether the queue exists, RDMAP's version, whether the opcode
-/// exists and belongs on the queue (RFC 5040 section 7.2), and the length of a message whose opcode prescribes one. Such a
-/// message is never divided: the caller checks that its offset is 0 and that it is the last segment.
+/// The checks come in this order: DDP's version (RFC 5041 section 7), whether the queue exists, RDMAP's version, whether
+/// the opcode exists and belongs on the queue (RFC 5040 section 7.2), and the length of a message whose opcode prescribes
+/// one. Such a message must be a single segment, which the caller checks: its offset is 0 and it is the last segment.
 ///
 /// # Errors
 /// The reason to end the stream.
@@ -143,7 +145,8 @@ pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
     decode_front(ulpdu, 0)
 }
 
-/// Does what [`decode`] does with the front of a segment; the last `behind` bytes of its payload are elsewhere.
+/// Decodes the beginning of a DDP segment as [`decode`] does. The last `behind` bytes of the segment's payload are stored
+/// elsewhere, and only count for its length.
 ///
 /// # Errors
 /// The reason to end the stream.
@@ -186,7 +189,7 @@ pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> 
     })
 }
 
-// The RDMAP header and the bytes after it; `None` if the length is not the one that the opcode prescribes.
+// Returns the RDMAP header and the bytes after it; `None` if the length is not the one that the opcode prescribes.
 #[inline]
 fn body(opcode: Opcode, content: &[u8], behind: usize) -> Option<(Body, &[u8])> {
     let length = content.len() + behind;

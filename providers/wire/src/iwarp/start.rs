@@ -1,24 +1,24 @@
-//! MPA's request and reply, with which a connection begins (RFC 5044 section 7.1.1, RFC 6581 section 6).
+//! MPA's request and reply frames, with which a connection begins (RFC 5044 section 7.1.1, RFC 6581 section 6).
 //!
 //! ```text
 //! key, 16 octets | M C R S res | revision | PD_Length | private data …
 //! ```
 //!
-//! With S and revision 2, the private data begins with the four bytes of [`Enhanced`], which PD_Length counts.
+//! If S is set and the revision is 2, the private data begins with the four bytes of [`Enhanced`], which PD_Length counts.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
 
-/// The most private data in bytes, [`Enhanced`] included (RFC 5044 section 7.1).
+/// The most bytes of private data in an MPA request or reply, [`Enhanced`] included (RFC 5044 section 7.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// Length of the longest request or reply, in bytes.
+/// Length of the longest MPA request or reply, in bytes.
 pub const MAX_START_LEN: usize = StartHeader::LEN + MAX_PRIVATE_DATA;
 
-/// An inbound or outbound read depth that leaves the choice to the program (RFC 6581 section 9.1).
+/// The value of an inbound or outbound read depth that leaves the negotiation to the program (RFC 6581 section 9.1).
 pub const LEFT_TO_PROGRAM: u16 = 0x3fff;
 
 header! {
-    /// The header of requests and replies.
+    /// The header of an MPA request or reply.
     StartHeader, StartHeaderView: 20 octets {
         key: Octets<16> = 128, "Request or reply: see [`Kind`].";
         markers: bool = 1, "M: the sender wants markers in what it receives.";
@@ -32,9 +32,9 @@ header! {
 }
 
 header! {
-    /// The header that revision 2 adds in front of the private data (RFC 6581 section 6).
+    /// The four bytes that precede the private data of the program in revision 2 (RFC 6581 section 6).
     ///
-    /// Both depths are those of the sender.
+    /// Both depths are the resources of the end that sends the frame.
     Enhanced, EnhancedView: 4 octets {
         peer_to_peer: bool = 1, "A: the responder may send first, once a ready-to-receive indication has come.";
         rtr_send: bool = 1, "B: the indication may be a SEND without payload.";
@@ -45,17 +45,17 @@ header! {
     }
 }
 
-/// Request or reply.
+/// Whether a frame is a request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// From the initiator.
+    /// The initiator of the connection sends it.
     Request,
-    /// From the responder.
+    /// The responder sends it.
     Reply,
 }
 
 impl Kind {
-    /// The key that the frame begins with.
+    /// Returns the key with which such a frame begins.
     pub const fn key(self) -> &'static [u8; 16] {
         match self {
             Self::Request => b"MPA ID Req Frame",
@@ -64,10 +64,11 @@ impl Kind {
     }
 }
 
-/// Why the input is neither a request nor a reply. The connection is closed without an answer (RFC 5044 section 7.1).
+/// The reason why received bytes are neither an MPA request nor a reply. The receiver closes the connection without an
+/// answer (RFC 5044 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
-    /// The input begins with neither key.
+    /// The input begins with the key of neither an MPA request nor a reply.
     #[error("no key of MPA")]
     Key,
     /// The private data is longer than [`MAX_PRIVATE_DATA`].
@@ -78,21 +79,21 @@ pub enum Reject {
     Enhanced,
 }
 
-/// A request or reply, read in place.
+/// An MPA request or reply. Its private data is that of the received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start<'a> {
-    /// Request or reply.
+    /// Whether this is a request or a reply.
     pub kind: Kind,
-    /// The header of the frame.
+    /// The header, as it was received or is to be sent.
     pub header: StartHeader,
-    /// The enhanced header; present with revision 2 where S is set.
+    /// The enhanced header; `None` if S is not set or the revision is 1.
     pub enhanced: Option<Enhanced>,
-    /// The private data of the program.
+    /// The private data of the program, without the enhanced header.
     pub private_data: &'a [u8],
 }
 
-/// Decodes the request or reply at the front of the received bytes and returns its length too; `None` while it is incomplete.
-/// Bytes that cannot become one are refused as soon as that is certain.
+/// Decodes the request or reply with which the received bytes begin, and returns it with its length in bytes; `None` while
+/// it is incomplete. Bytes that cannot become a request or reply are refused as soon as that is certain.
 ///
 /// # Errors
 /// The reason to close the connection.
@@ -133,8 +134,8 @@ pub fn decode(octets: &[u8]) -> Result<Option<(Start<'_>, usize)>, Reject> {
 }
 
 impl<'a> Start<'a> {
-    /// A frame of revision 1, or of revision 2 where there is an enhanced header, with no flag but S; `None` if the private data
-    /// is too long.
+    /// Creates a frame of revision 2 if `enhanced` is present, otherwise of revision 1. No flag but S may be set in it.
+    /// Returns `None` if the private data is too long.
     pub fn new(kind: Kind, enhanced: Option<Enhanced>, private_data: &'a [u8]) -> Option<Self> {
         let len = private_data.len() + enhanced.map_or(0, |_| Enhanced::LEN);
         (len <= MAX_PRIVATE_DATA).then(|| Self {
@@ -151,7 +152,7 @@ impl<'a> Start<'a> {
         })
     }
 
-    /// Writes the frame to the front of `out` and returns its length; `None` if `out` is too short.
+    /// Encodes the frame to the beginning of `out`, and returns its length in bytes; `None` if `out` is too short.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
         let room = out.len();
         let mut rest = self.header.put(out)?;
@@ -164,20 +165,20 @@ impl<'a> Start<'a> {
     }
 }
 
-/// The settings that a request and its reply lead to (RFC 5044 section 7.1).
+/// The settings that an MPA request and its reply negotiate (RFC 5044 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Both sides put checksums into their frames and check them.
+    /// Whether both ends compute the CRC of the frames that they send, and check it in those that they receive.
     pub crc: bool,
-    /// The initiator puts markers into its frames.
+    /// Whether the initiator puts markers into the frames that it sends.
     pub initiator_markers: bool,
-    /// The responder puts markers into its frames.
+    /// Whether the responder puts markers into the frames that it sends.
     pub responder_markers: bool,
 }
 
 impl Settings {
-    /// Combines both wishes: each side asks for markers in the direction that it *receives*; a wish of either side turns
-    /// checksums on.
+    /// Combines the wishes of both ends: each asks for markers in the direction that it *receives*, and CRCs are used if at
+    /// least one end asks for them.
     pub const fn of(request: &StartHeader, reply: &StartHeader) -> Self {
         Self {
             crc: request.crc || reply.crc,

@@ -7,8 +7,8 @@
 //! RDMAP header of the segment               where R
 //! ```
 //!
-//! Peers differ in how they lay out its bits, and nothing follows a Terminate in the stream: a part that the flags announce and
-//! that is missing is left out, and the Terminate is not refused.
+//! Peers lay out the bits of a Terminate differently, and nothing follows it in the stream. So a part that the flags
+//! announce but that is missing is left out, and the Terminate is not refused.
 
 use super::ddp::{SegmentHeader, Tagged, Untagged};
 use super::opcode::Opcode;
@@ -28,14 +28,14 @@ header! {
     }
 }
 
-/// The error that a Terminate reports.
+/// The error that a Terminate reports: three numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateCode {
-    /// 0 RDMAP, 1 DDP, 2 the layer below DDP. 4 bits.
+    /// The layer that reports the error, 4 bits: 0 RDMAP, 1 DDP, 2 the layer below DDP.
     pub layer: u8,
-    /// Type of the error, by layer. 4 bits.
+    /// The type of the error, 4 bits. Its meaning depends on the layer.
     pub etype: u8,
-    /// The error, by type. 8 bits.
+    /// The error, 8 bits. Its meaning depends on the type.
     pub code: u8,
 }
 
@@ -43,7 +43,7 @@ macro_rules! terminate_codes {
     ($($name:ident = $layer:literal $etype:literal $code:literal: $words:literal)*) => {
         /// The codes of RFC 5040 section 4.8, RFC 5041 section 7, RFC 5044 section 8 and RFC 6581 section 8.
         impl TerminateCode {
-            /// The code with these three numbers.
+            /// Creates an error code from its layer, type and code.
             pub const fn new(layer: u8, etype: u8, code: u8) -> Self {
                 Self { layer, etype, code }
             }
@@ -53,11 +53,11 @@ macro_rules! terminate_codes {
                 pub const $name: Self = Self::new($layer, $etype, $code);
             )*
 
-            /// The error in words; `None` if the numbers have no meaning.
+            /// Returns the error in words; `None` if the numbers have no meaning.
             pub const fn name(self) -> Option<&'static str> {
                 Some(match (self.layer, self.etype, self.code) {
                     $(($layer, $etype, $code) => $words,)*
-                    // For a local error the layer alone counts: the code has no meaning.
+                    // A local error has no code of its own: any code has the name of the layer's local error.
                     (layer @ (0 | 1), 0, _) => return Self::new(layer, 0, 0).name(),
                     _ => return None,
                 })
@@ -102,20 +102,20 @@ terminate_codes! {
     MPA_NO_COMMON_RTR = 2 0 0x07: "MPA: no ready-to-receive indication in common"
 }
 
-/// A Terminate, decoded.
+/// A decoded Terminate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminate {
     /// The control field.
     pub control: TerminateControl,
-    /// Length in bytes of the DDP segment that caused the error.
+    /// The length in bytes of the DDP segment that caused the error; `None` if the Terminate does not have it.
     pub segment_len: Option<u16>,
-    /// DDP's header of that segment.
+    /// The DDP header of the segment that caused the error; `None` if the Terminate does not have it.
     pub ddp: Option<SegmentHeader>,
-    /// RDMAP's header of that segment.
+    /// The RDMAP header of the segment that caused the error; `None` if the Terminate does not have it.
     pub rdmap: Option<TerminatedRequest>,
 }
 
-/// The RDMAP header of a refused segment. Only these two kinds of segment have one.
+/// The RDMAP header of a segment that caused an error. Only Read Requests and Atomic Requests have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -135,7 +135,7 @@ pub const MAX_LEN: usize = TerminateControl::LEN + 2 + Untagged::LEN + AtomicReq
 const _: () = assert!(Tagged::LEN < Untagged::LEN && ReadRequest::LEN < AtomicRequest::LEN);
 
 impl Terminate {
-    /// A Terminate that names no segment (RFC 5040 section 4.8).
+    /// Creates a Terminate that names no segment (RFC 5040 section 4.8).
     pub fn new(code: TerminateCode) -> Self {
         Self {
             control: TerminateControl {
@@ -148,7 +148,8 @@ impl Terminate {
         }
     }
 
-    /// Adds the segment that caused the error: its header, its length in bytes, and the request in it.
+    /// Adds the segment that caused the error: its length in bytes, its DDP header, and its RDMAP header if it is a
+    /// request.
     #[must_use]
     pub const fn about(
         mut self,
@@ -165,13 +166,13 @@ impl Terminate {
         self
     }
 
-    /// The error.
+    /// The error that the Terminate reports.
     pub const fn code(&self) -> TerminateCode {
         let control = &self.control;
         TerminateCode::new(control.layer, control.etype, control.code)
     }
 
-    /// Encodes the parts that are present to the front of `out`.
+    /// Encodes the parts that are present to the beginning of `out`, and returns them.
     pub fn encode<'o>(&self, out: &'o mut [u8; MAX_LEN]) -> &'o [u8] {
         let left = self.put(out).map_or(MAX_LEN, |rest| rest.len());
         &out[..MAX_LEN - left]
@@ -195,8 +196,8 @@ impl Terminate {
     }
 }
 
-/// Decodes a Terminate and returns the bytes after its headers, of which a well-formed one has none. `None` if the input is too
-/// short for the code.
+/// Decodes a Terminate, and returns it with the bytes after it, of which a well-formed message has none. Returns `None` if
+/// the input is too short for the control field.
 pub fn decode(octets: &[u8]) -> Option<(Terminate, &[u8])> {
     let (control, mut rest) = TerminateControl::split(octets)?;
     let mut terminate = Terminate {

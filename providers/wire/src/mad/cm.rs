@@ -1,18 +1,18 @@
-//! The messages of the connection manager (IBTA 12.6 to 12.8).
+//! The messages of the communication manager, CM (IBTA 12.6 to 12.8).
 //!
-//! Each message fills the 232 bytes after the header of a management datagram and ends with private data, whose size depends on
-//! the message. A field of several bits that is declared first in a byte has the high bits. [`Message`] is any of them.
+//! Each message fills the 232 bytes after the MAD header, and ends with private data whose size depends on the message. If
+//! several fields share a byte, the one that is declared first has the high bits. A [`Message`] is any of them.
 //!
-//! In the names of fields, *local* is the sender of the message.
+//! In the names of fields, *local* is the end that sends the message.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
 use crate::mad::{CM_CLASS, DATA_LEN, Mad, MadHeader, Reject, SEND_METHOD};
 
-/// Version of the management class whose messages these are.
+/// The class version of CM messages in the MAD header.
 pub const CLASS_VERSION: u8 = 2;
 
 header! {
-    /// Asks for a connection (IBTA 12.6.5).
+    /// REQ, the CM message that asks for a connection (IBTA 12.6.5).
     Req, ReqView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         reserved32: Reserved = 32, "Zero.";
@@ -71,7 +71,8 @@ header! {
 }
 
 header! {
-    /// Confirms that a message was received and announces that the answer will take some time (IBTA 12.6.6).
+    /// Message receipt acknowledgment: confirms that a message has arrived, and announces that the answer will take some
+    /// time (IBTA 12.6.6).
     Mra, MraView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -84,7 +85,7 @@ header! {
 }
 
 header! {
-    /// Refuses a connection (IBTA 12.6.7).
+    /// REJ, the CM message that refuses a connection (IBTA 12.6.7).
     Rej, RejView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -99,7 +100,7 @@ header! {
 }
 
 header! {
-    /// Agrees to a connection (IBTA 12.6.8).
+    /// REP, the CM message that agrees to a connection (IBTA 12.6.8).
     Rep, RepView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -124,7 +125,7 @@ header! {
 }
 
 header! {
-    /// Ready to use: confirms that the connection is established (IBTA 12.6.9).
+    /// RTU (ready to use), the CM message that confirms that the connection is established (IBTA 12.6.9).
     Rtu, RtuView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -133,7 +134,7 @@ header! {
 }
 
 header! {
-    /// Ends a connection (IBTA 12.6.10).
+    /// DREQ, the CM message that ends a connection (IBTA 12.6.10).
     Dreq, DreqView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -144,7 +145,7 @@ header! {
 }
 
 header! {
-    /// Confirms that the connection has ended (IBTA 12.6.11).
+    /// DREP, the CM message that confirms that the connection has ended (IBTA 12.6.11).
     Drep, DrepView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -153,7 +154,7 @@ header! {
 }
 
 header! {
-    /// Asks the peer to load an alternate path (IBTA 12.8.1).
+    /// LAP, the CM message that asks the peer to load an alternate path (IBTA 12.8.1).
     Lap, LapView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -182,7 +183,7 @@ header! {
 }
 
 header! {
-    /// Answers a [`Lap`] (IBTA 12.8.2).
+    /// APR, the CM message that answers a [`Lap`] (IBTA 12.8.2).
     Apr, AprView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -195,7 +196,7 @@ header! {
 }
 
 header! {
-    /// Asks which queue pair serves datagrams of a service (IBTA 12.11.1).
+    /// SIDR_REQ, the CM message that asks which QP serves the datagrams of a service (IBTA 12.11.1).
     SidrReq, SidrReqView: 232 octets {
         request_id: u32 = 32, "The sender's number of the request.";
         p_key: u16 = 16, "Partition.";
@@ -206,7 +207,7 @@ header! {
 }
 
 header! {
-    /// Answers a [`SidrReq`] (IBTA 12.11.2).
+    /// SIDR_REP, the CM message that answers a [`SidrReq`] (IBTA 12.11.2).
     SidrRep, SidrRepView: 232 octets {
         request_id: u32 = 32, "The number of the request.";
         status: u8 = 8, "0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.";
@@ -223,7 +224,7 @@ header! {
 
 macro_rules! messages {
     ($($message:ident = $attribute:literal, $name:literal;)*) => {
-        /// A message of the connection manager.
+        /// A message of the communication manager (CM).
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[cfg_attr(
             feature = "serde",
@@ -238,7 +239,7 @@ macro_rules! messages {
         }
 
         impl Message {
-            /// The message with this attribute; `None` if no message has it.
+            /// Decodes the message with this attribute ID; `None` if no message has it.
             pub fn of(attribute_id: u16, data: &[u8; DATA_LEN]) -> Option<Self> {
                 match attribute_id {
                     $($attribute => {
@@ -248,28 +249,28 @@ macro_rules! messages {
                 }
             }
 
-            /// The attribute that identifies the message.
+            /// The attribute ID that identifies the kind of message.
             pub const fn attribute_id(&self) -> u16 {
                 match self {
                     $(Self::$message(_) => $attribute,)*
                 }
             }
 
-            /// The name of the message.
+            /// The name of the kind of message, as in `REQ`.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $(Self::$message(_) => $name,)*
                 }
             }
 
-            /// Encodes the part after the header of the management datagram.
+            /// Encodes the message: the 232 bytes after the MAD header.
             pub fn to_data(&self) -> [u8; DATA_LEN] {
                 match self {
                     $(Self::$message(message) => message.to_view().0,)*
                 }
             }
 
-            /// The private data of the program.
+            /// The private data field of the message in its full length, padding included.
             pub fn private_data(&self) -> &[u8] {
                 match self {
                     $(Self::$message(message) => &message.private_data.0,)*
@@ -303,10 +304,10 @@ messages! {
     Apr = 0x1a, "APR";
 }
 
-/// Decodes the message of a management datagram (IBTA 12.6, 13.4).
+/// Decodes the CM message in a MAD (IBTA 12.6, 13.4).
 ///
 /// # Errors
-/// The datagram does not belong to the connection manager.
+/// The MAD is not a CM message.
 pub fn decode(mad: &Mad<'_>) -> Result<Message, Reject> {
     let header = mad.header;
     if header.management_class() != CM_CLASS || header.class_version() != CLASS_VERSION {
@@ -318,7 +319,7 @@ pub fn decode(mad: &Mad<'_>) -> Result<Message, Reject> {
     Message::of(header.attribute_id(), mad.data).ok_or(Reject::Attribute)
 }
 
-/// The header of the management datagram that carries this message.
+/// Returns the header of the MAD that carries this message.
 pub fn header_of(message: &Message, transaction_id: u64) -> MadHeader {
     MadHeader {
         base_version: 1,
@@ -333,14 +334,14 @@ pub fn header_of(message: &Message, transaction_id: u64) -> MadHeader {
 
 macro_rules! reasons {
     ($($name:ident = $number:literal: $words:literal)*) => {
-        /// Why a connection is refused (IBTA 12.6.7.2).
+        /// The reasons with which a REJ message refuses a connection (IBTA 12.6.7.2).
         pub mod reason {
             $(
                 #[doc = concat!("Refused: ", $words, ".")]
                 pub const $name: u16 = $number;
             )*
 
-            /// The reason in words; `None` if the number has no meaning.
+            /// Returns the reason in words; `None` if the number has no meaning.
             pub const fn name(reason: u16) -> Option<&'static str> {
                 Some(match reason {
                     $($name => $words,)*

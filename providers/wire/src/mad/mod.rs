@@ -1,6 +1,6 @@
-//! Management datagrams (IBTA 13.4): 256 bytes, as the payload of a UD SEND Only to queue pair 1.
+//! Management datagrams, MADs (IBTA 13.4): 256 bytes each, the payload of a UD SEND Only packet to QP 1.
 //!
-//! [`decode`] takes a datagram apart; [`cm`] has the messages of the connection manager, [`rdma_cm`] the header that the RDMA
+//! [`decode`] separates header and data of a MAD. [`cm`] has the CM messages, and [`rdma_cm`] the header that the RDMA
 //! connection manager puts in front of the private data of programs.
 
 pub mod cm;
@@ -8,26 +8,26 @@ pub mod rdma_cm;
 
 use crate::layout::{Header as _, header, view};
 
-/// Length of every management datagram, in bytes.
+/// Length of every MAD, in bytes.
 pub const MAD_LEN: usize = 256;
 
-/// Length of the part after the header, in bytes.
+/// Length of the part of a MAD after its header, in bytes.
 pub const DATA_LEN: usize = MAD_LEN - MadHeader::LEN;
 
-/// The queue pair of general services.
+/// The number of the general services QP, to which MADs are sent.
 pub const GSI_QP: u32 = 1;
 
-/// The queue key of general services (IBTA 10.2.4).
+/// The Q_Key of the general services QP (IBTA 10.2.4).
 pub const GSI_Q_KEY: u32 = 0x8001_0000;
 
-/// The class of communication management.
+/// The management class of CM messages.
 pub const CM_CLASS: u8 = 0x07;
 
-/// The method of a message that expects no answer.
+/// The method of a MAD that expects no answer by the MAD protocol; all CM messages have it.
 pub const SEND_METHOD: u8 = 0x03;
 
 header! {
-    /// The header of every management datagram (IBTA 13.4.3).
+    /// The header of every MAD (IBTA 13.4.3).
     MadHeader, MadHeaderView: 24 octets {
         base_version: u8 = 8, "1.";
         management_class: u8 = 8, "Which messages, for instance [`CM_CLASS`].";
@@ -42,39 +42,39 @@ header! {
     }
 }
 
-/// Why the input is not a management datagram, or not a message of the connection manager. Receivers drop and count it.
+/// The reason why the input is not a MAD, or not a CM message. Receivers drop and count such input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// The input does not have 256 bytes.
     #[error("not of 256 octets")]
     Length,
-    /// The base version is not 1.
+    /// The base version of the MAD header is not 1.
     #[error("another base version")]
     BaseVersion,
-    /// The management class is another one, or has another version.
+    /// The MAD has another management class than that of CM messages, or another version of it.
     #[error("another management class or version of it")]
     Class,
-    /// The method is not send, the only one that connection managers use.
+    /// The method is not Send, the only one that CM messages have.
     #[error("another method than send")]
     Method,
-    /// No message has this attribute.
+    /// No CM message has this attribute ID.
     #[error("an unknown attribute")]
     Attribute,
 }
 
-/// A management datagram, read in place.
+/// A MAD, read in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Mad<'a> {
-    /// The header.
+    /// The MAD header.
     pub header: &'a MadHeaderView,
-    /// The part after the header.
+    /// The 232 bytes after the header.
     pub data: &'a [u8; DATA_LEN],
 }
 
-/// Decodes the header of a management datagram (IBTA 13.4.3).
+/// Decodes the header of a MAD (IBTA 13.4.3).
 ///
 /// # Errors
-/// The input has another length or base version.
+/// The input does not have 256 bytes, or has another base version than 1.
 pub fn decode(octets: &[u8]) -> Result<Mad<'_>, Reject> {
     let (header, data) = view::<MadHeader>(octets).ok_or(Reject::Length)?;
     let data = data.try_into().map_err(|_| Reject::Length)?;
@@ -84,7 +84,7 @@ pub fn decode(octets: &[u8]) -> Result<Mad<'_>, Reject> {
     Ok(Mad { header, data })
 }
 
-/// Encodes a management datagram.
+/// Encodes a MAD: its header and the 232 bytes after it.
 pub fn encode(header: &MadHeader, data: &[u8; DATA_LEN]) -> [u8; MAD_LEN] {
     let mut octets = [0; MAD_LEN];
     octets[..MadHeader::LEN].copy_from_slice(&header.to_view().0);

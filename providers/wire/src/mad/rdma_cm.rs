@@ -1,14 +1,14 @@
 //! The header that the RDMA connection manager puts in front of the private data of programs (IBTA
 //! annex A11).
 //!
-//! REQ and SIDR_REQ carry it. It has the IP addresses and ports of the connection.
+//! REQ and SIDR_REQ messages carry it. It has the IP addresses of both ends and the source port.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::layout::{Octets, Reserved, header};
 
 header! {
-    /// The header of the RDMA connection manager.
+    /// The header that the RDMA connection manager puts in front of the private data of a REQ or SIDR_REQ.
     RdmaCm, RdmaCmView: 36 octets {
         version: u8 = 8, "Version of the header: 0.";
         ip_version: u8 = 4, "4 or 6.";
@@ -19,21 +19,20 @@ header! {
     }
 }
 
-/// The port spaces of services, which are part of their service ids.
+/// The port spaces of the RDMA connection manager, which are part of service IDs.
 pub mod port_space {
-    /// Connections.
+    /// The port space of connections.
     pub const TCP: u16 = 0x0106;
-    /// Datagrams.
+    /// The port space of datagram services.
     pub const UDP: u16 = 0x0111;
 }
 
-/// The service id of a port.
+/// Returns the service ID of a port in a port space.
 pub const fn service_id(port_space: u16, port: u16) -> u64 {
     (port_space as u64) << 16 | port as u64
 }
 
-/// Port space and port of a service id; `None` if the service id is not one of the RDMA connection
-/// manager.
+/// Returns the port space and the port of a service ID; `None` if the service ID is not one of the RDMA connection manager.
 pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
     let port_space = (service_id >> 16) as u16;
     let is_ours = matches!(port_space, port_space::TCP | port_space::UDP) && service_id >> 32 == 0;
@@ -45,8 +44,8 @@ pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
 }
 
 impl RdmaCm {
-    /// The header of a connection between these addresses; `None` if one of them is IPv4 and the
-    /// other IPv6.
+    /// Creates the header for a connection from `source` to `destination`; `None` if one address is IPv4 and the other
+    /// IPv6.
     pub fn new(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<Self> {
         let ip_version = match (source, destination) {
             (IpAddr::V4(_), IpAddr::V4(_)) => 4,
@@ -62,8 +61,8 @@ impl RdmaCm {
         })
     }
 
-    /// The addresses of sender and receiver; `None` if the version is not 0, or that of IP neither
-    /// 4 nor 6.
+    /// Returns the IP addresses of sender and receiver; `None` if the header's version is not 0, or the IP version is
+    /// neither 4 nor 6.
     pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         if self.version != 0 {
             return None;

@@ -3,7 +3,7 @@ use core::fmt;
 /// Length of a congestion map, in bytes.
 pub const CONGESTION_MAP_BYTES: usize = 65536 / 8;
 
-/// The ports of a receiving address that are congested: senders must not send to them.
+/// The congestion map of a receiving address: the ports that are congested, to which senders must not send.
 ///
 /// The state of port p is bit p % 8 of byte p / 8, counted from the least significant bit.
 ///
@@ -14,24 +14,24 @@ pub struct CongestionMap(Option<Box<[u8; CONGESTION_MAP_BYTES]>>);
 static NO_PORT: [u8; CONGESTION_MAP_BYTES] = [0; CONGESTION_MAP_BYTES];
 
 impl CongestionMap {
-    /// A map without congested ports.
+    /// Creates a map without congested ports.
     pub const fn new() -> Self {
         Self(None)
     }
 
-    /// Marks the port as congested.
+    /// Marks a port as congested.
     pub fn set(&mut self, port: u16) {
         self.bytes_mut()[byte(port)] |= bit(port);
     }
 
-    /// Marks the port as free.
+    /// Marks a port as not congested.
     pub fn clear(&mut self, port: u16) {
         if let Some(bytes) = &mut self.0 {
             bytes[byte(port)] &= !bit(port);
         }
     }
 
-    /// Marks the congested ports of the other map as congested here too.
+    /// Marks the congested ports of another map as congested in this one, too.
     pub fn merge(&mut self, other: &Self) {
         let Some(other) = &other.0 else { return };
         for (own, other) in self.bytes_mut().iter_mut().zip(other.iter()) {
@@ -39,12 +39,12 @@ impl CongestionMap {
         }
     }
 
-    /// Whether the port is congested.
+    /// Returns whether a port is congested.
     pub fn is_set(&self, port: u16) -> bool {
         self.bytes()[byte(port)] & bit(port) != 0
     }
 
-    /// The congested ports in ascending order.
+    /// Returns the congested ports in ascending order.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
         let bytes = self.bytes().iter();
         let used = (0..).zip(bytes).filter(|(_, bits)| **bits != 0);
@@ -52,7 +52,7 @@ impl CongestionMap {
             .filter(|port| self.is_set(*port))
     }
 
-    /// The bytes that a message carries.
+    /// The map as a message carries it: a bit for each port.
     pub fn bytes(&self) -> &[u8; CONGESTION_MAP_BYTES] {
         self.0.as_deref().unwrap_or(&NO_PORT)
     }
@@ -61,8 +61,8 @@ impl CongestionMap {
         self.0.get_or_insert_with(|| Box::new(NO_PORT))
     }
 
-    /// Replaces the map by the one that has arrived. Returns the groups of the ports that became free: bit p % 64 for port p, the
-    /// form in which a congestion monitor reports them.
+    /// Replaces the map by a received one. Returns which groups of ports have a port that is no longer congested, as a
+    /// congestion monitor reports them: bit p % 64 stands for port p.
     pub fn replace(&mut self, bytes: &[u8; CONGESTION_MAP_BYTES]) -> u64 {
         let (old, _) = self.bytes().as_chunks();
         let (new, _) = bytes.as_chunks();

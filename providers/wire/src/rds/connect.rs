@@ -8,7 +8,7 @@ use zerocopy::{
     byteorder::big_endian::{U16, U32, U64},
 };
 
-/// A version of the protocol.
+/// A version of the RDS protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -16,18 +16,18 @@ use zerocopy::{
     serde(deny_unknown_fields)
 )]
 pub struct Version {
-    /// The major version.
+    /// The major version number.
     pub major: u8,
-    /// The minor version.
+    /// The minor version number.
     pub minor: u8,
 }
 
 impl Version {
-    /// 3.1.
+    /// Version 3.1.
     pub const V3_1: Self = Self { major: 3, minor: 1 };
-    /// 4.0.
+    /// Version 4.0.
     pub const V4_0: Self = Self { major: 4, minor: 0 };
-    /// 4.1.
+    /// Version 4.1.
     pub const V4_1: Self = Self { major: 4, minor: 1 };
 }
 
@@ -37,10 +37,11 @@ impl fmt::Display for Version {
     }
 }
 
-/// The minor versions of 4 that Linux and this project speak, one bit each.
+/// The minor versions of major version 4 that Linux and this project speak: bit n for version 4.n.
 pub const MINOR_MASK: u16 = 3;
 
-/// The private data of a connection request, which proposes a version, and of a reply, which states the agreed one.
+/// The private data of an RDS connection: of the request, which proposes a version, and of the reply, which states the
+/// agreed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -48,25 +49,25 @@ pub const MINOR_MASK: u16 = 3;
     serde(deny_unknown_fields)
 )]
 pub struct ConnectData {
-    /// The sender's address.
+    /// The IP address of the end that sends the private data.
     pub source: IpAddr,
-    /// The receiver's address.
+    /// The IP address of the end that receives it.
     pub destination: IpAddr,
-    /// The proposed or agreed version.
+    /// The proposed or the agreed version.
     pub version: Version,
-    /// The minor versions of 4 that the sender speaks, one bit each.
+    /// The minor versions of major version 4 that the sender speaks: bit n for version 4.n.
     pub minor_mask: u16,
-    /// The class of service. Each class has a connection of its own.
+    /// The class of service (TOS). Each class has a connection of its own.
     pub tos: u8,
-    /// Identifies one of several processes of this project at the sender's address; 0 is the one that peers connect to. Linux
-    /// sends 0 in these bytes and ignores them.
+    /// The number of the sending process among the processes of this project at one address; 0 is the process to which
+    /// peers connect. Linux sends 0 in these bytes and ignores them.
     #[cfg_attr(feature = "serde", serde(default))]
     pub member: u16,
-    /// The highest sequence number that has arrived over earlier connections; 0 if it is not stated.
+    /// The highest sequence number that has arrived over earlier connections; 0 if the sender does not state it.
     pub ack_sequence: u64,
-    /// The number of posted receives if the sender offers flow control; else 0.
+    /// The number of receives that the sender has posted, if it offers flow control; otherwise 0.
     pub credit: u32,
-    /// A random number that the host chooses when it starts, and that identifies this run of it. 0 if it is not stated: Linux
+    /// A random number that a host chooses when it starts, so that the peer notices a restart. 0 if it is not stated: Linux
     /// sends 0, because these bytes are padding there.
     #[cfg_attr(feature = "serde", serde(default))]
     pub incarnation: u32,
@@ -92,8 +93,8 @@ const _: () = assert!(size_of::<Layout<[u8; 4]>>() == 32);
 const _: () = assert!(size_of::<Layout<[u8; 16]>>() == 56);
 
 impl ConnectData {
-    /// Decodes the private data of a connection between IPv4 or IPv6 addresses. The padding of the connection manager may follow
-    /// it. `None` if it is too short.
+    /// Decodes the private data of a connection between IPv6 addresses if `is_v6`, otherwise between IPv4 addresses.
+    /// Padding of the connection manager may follow it. Returns `None` if it is too short.
     pub fn parse(private_data: &[u8], is_v6: bool) -> Option<Self> {
         if is_v6 {
             Self::of::<[u8; 16]>(private_data, |address| Ipv6Addr::from(address).into())
@@ -124,7 +125,7 @@ impl ConnectData {
         })
     }
 
-    /// The encoded private data: 32 bytes between IPv4 addresses, else 56.
+    /// Encodes the private data: 32 bytes if both addresses are IPv4, otherwise 56.
     pub fn to_bytes(&self) -> Vec<u8> {
         if let (IpAddr::V4(source), IpAddr::V4(destination)) = (self.source, self.destination) {
             self.layout(source.octets(), destination.octets())
@@ -157,9 +158,10 @@ impl ConnectData {
         }
     }
 
-    /// The version to answer this proposal with, by the rules of Linux; `None` to refuse it.
+    /// Returns the version with which to answer this proposal, by the rules of Linux; `None` if the connection must be
+    /// refused.
     ///
-    /// Major version 0 comes from an old peer, which left the bytes at zero. The answer is 4.0.
+    /// Major version 0 comes from an old peer, which has left these bytes at zero. It is answered with 4.0.
     pub fn agreed(&self) -> Option<Version> {
         let common = self.minor_mask & MINOR_MASK;
         match self.version {

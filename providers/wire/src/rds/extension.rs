@@ -1,10 +1,10 @@
 use core::iter;
 
-/// The space for extension headers in a header.
+/// The 16 bytes of an RDS header that hold its extension headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions([u8; 16]);
 
-/// An extension header.
+/// An extension header of an RDS message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -12,30 +12,31 @@ pub struct Extensions([u8; 16]);
     serde(rename_all = "snake_case")
 )]
 pub enum Extension {
-    /// The version of the protocol, if the private data of the connection does not state it.
+    /// The version of the protocol, sent if the private data of the connection does not state it.
     Version(u32),
-    /// An RDMA operation has used this key, which a cookie carried: its region is no longer needed.
+    /// The sender has finished an RDMA operation with this R_Key, which came in a cookie: the receiver no longer needs the
+    /// region.
     Rdma {
-        /// The key.
+        /// The R_Key of the receiver's region.
         rkey: u32,
     },
-    /// Memory of the sender for RDMA by the receiver: the contents of a cookie.
+    /// Memory of the sender that the receiver may access by RDMA: the contents of a cookie.
     RdmaDestination {
-        /// The key.
+        /// The R_Key of the memory.
         rkey: u32,
-        /// The offset of the memory in its first page.
+        /// The offset in bytes of the memory in its first page.
         offset: u32,
     },
-    /// The number of connections that the two hosts may have.
+    /// The number of connections that the sender allows between the two hosts (multipath).
     Paths(u16),
-    /// A number that changes each time the sender starts.
+    /// A number that changes each time the sending host starts.
     Generation(u32),
-    /// Only between processes of this project at one address: the sequence number that the original sender gave a forwarded
-    /// message.
+    /// The sequence number that the original sender gave a forwarded message. Only processes of this project at one address
+    /// send this to one another.
     Passed {
-        /// The lower 48 bits of the number.
+        /// The lower 48 bits of the sequence number.
         sequence: u64,
-        /// Another process may already have forwarded the message.
+        /// Whether another process may already have forwarded the message, so that it may be a duplicate.
         again: bool,
     },
 }
@@ -49,12 +50,12 @@ const PASSED: u8 = 0x70;
 const PASSED_AGAIN: u8 = 0x71;
 
 impl Extensions {
-    /// A space with one extension header, which is all that a sender uses for a peer.
+    /// Creates the space with a single extension header, which is all that a sender uses.
     pub fn of(extension: Extension) -> Self {
         Self([0; 16]).and(extension)
     }
 
-    /// Adds an extension header if there is room for it.
+    /// Adds an extension header. If there is no room for it, it is left out.
     fn and(self, extension: Extension) -> Self {
         let Self(mut bytes) = self;
         let end = bytes.len() - self.rest().len();
@@ -81,7 +82,7 @@ impl Extensions {
         Self(bytes)
     }
 
-    /// The extension headers up to the end, or up to one that is unknown or does not fit.
+    /// Returns the extension headers up to the end mark, or up to one that is unknown or does not fit.
     pub fn iter(&self) -> impl Iterator<Item = Extension> {
         let mut rest = &self.0[..];
         iter::from_fn(move || {
@@ -91,7 +92,7 @@ impl Extensions {
         })
     }
 
-    /// The bytes after the known extension headers: the end mark, or bytes of unknown meaning.
+    /// The bytes after the known extension headers, which begin with the end mark or with an unknown extension header.
     pub fn rest(&self) -> &[u8] {
         let mut rest = &self.0[..];
         while let Some((_, behind)) = split(rest) {
@@ -100,12 +101,12 @@ impl Extensions {
         rest
     }
 
-    /// A space with these bytes.
+    /// Creates the space for extension headers from its bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes of the space.
+    /// The 16 bytes that hold the extension headers.
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
@@ -154,7 +155,7 @@ impl FromIterator<Extension> for Extensions {
 }
 
 impl Extension {
-    /// The extension header for a cookie, whose lower half is the key and whose upper half the offset.
+    /// Creates the extension header for a cookie, whose lower half is the R_Key and whose upper half is the offset.
     pub const fn from_cookie(cookie: u64) -> Self {
         Self::RdmaDestination {
             rkey: cookie as u32,
@@ -162,7 +163,7 @@ impl Extension {
         }
     }
 
-    /// The cookie; `None` if this does not name memory.
+    /// Returns the cookie; `None` if the extension header names no memory for RDMA.
     pub const fn cookie(self) -> Option<u64> {
         match self {
             Self::RdmaDestination { rkey, offset } => Some((offset as u64) << 32 | rkey as u64),

@@ -5,50 +5,50 @@ use zerocopy::{
 
 use super::Extensions;
 
-/// Length of a header, in bytes.
+/// Length of the header of an RDS fragment, in bytes.
 pub const HEADER: usize = 48;
 
 bitflags::bitflags! {
-    /// The kind of a fragment and the wishes of its sender. Bits without a name are kept.
+    /// Flags of a fragment. Bits without a name are kept when a header is decoded and encoded.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Flags: u8 {
-        /// The message is the sender's congestion map.
+        /// The payload of the message is the sender's congestion map.
         const CONG_BITMAP = 1;
-        /// The sender wants an acknowledge soon.
+        /// The sender asks for an acknowledgment soon.
         const ACK_REQUIRED = 2;
-        /// The message was sent before, over a connection that has ended.
+        /// The message is a retransmission: it was sent before, over a connection that has ended.
         const RETRANSMITTED = 4;
     }
 }
 
-/// The header of each fragment.
+/// The header of each fragment of an RDS message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// The sequence number of the message in this direction of the path.
+    /// The sequence number of the message, counted for this direction of the path.
     pub sequence: u64,
-    /// The highest sequence number that has arrived in the other direction.
+    /// The highest sequence number that the sender of this header has received in the other direction.
     pub ack: u64,
     /// Length of the whole message, in bytes.
     pub length: u32,
-    /// The port of the sending socket.
+    /// The RDS port of the sending socket.
     pub source_port: u16,
-    /// The port of the receiving socket.
+    /// The RDS port of the receiving socket.
     pub destination_port: u16,
-    /// The kind of the fragment.
+    /// The flags of the fragment.
     pub flags: Flags,
-    /// Receives that the sender has posted since its previous header.
+    /// The number of receives that the sender has posted since its previous header (flow control credit).
     pub credit: u8,
-    /// The extension headers.
+    /// The extension headers of the message.
     pub extensions: Extensions,
 }
 
-/// Why the input is not a header. The connection that delivered it is dropped.
+/// The reason why the input is not a header of a fragment. The receiver drops the connection that delivered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// The input has fewer than [`HEADER`] bytes.
     #[error("fewer bytes than a header has")]
     TooShort,
-    /// The checksum is wrong.
+    /// The checksum of the header is wrong.
     #[error("a wrong checksum")]
     Checksum,
 }
@@ -71,7 +71,7 @@ struct Layout {
 const _: () = assert!(size_of::<Layout>() == HEADER);
 
 impl Header {
-    /// Decodes the header at the front of the input. A checksum of 0 is not checked.
+    /// Decodes the header with which the input begins. A checksum of 0 is not checked.
     ///
     /// # Errors
     /// The input is too short, or the checksum is wrong.
@@ -92,7 +92,7 @@ impl Header {
         })
     }
 
-    /// Encodes the header with its checksum.
+    /// Encodes the header, and computes its checksum.
     pub fn to_bytes(&self) -> [u8; HEADER] {
         let mut layout = Layout {
             sequence: self.sequence.into(),
@@ -110,19 +110,20 @@ impl Header {
         zerocopy::transmute!(layout)
     }
 
-    /// Whether this header carries only an acknowledge: both ports are 0, and there is no payload.
+    /// Returns whether a fragment with this header and `data_length` bytes of payload carries only an acknowledgment: both
+    /// ports are 0, and there is no payload.
     pub fn is_ack_only(&self, data_length: usize) -> bool {
         self.source_port == 0 && self.destination_port == 0 && data_length == 0
     }
 
-    /// Whether the payload is a congestion map.
+    /// Returns whether the payload of the message is a congestion map.
     pub fn is_map(&self) -> bool {
         self.flags == Flags::CONG_BITMAP
     }
 }
 
-/// The Internet checksum (RFC 1071) of a header: the value for the checksum field if that is 0 in the input, and 0 if the field
-/// is right.
+/// Computes the Internet checksum (RFC 1071) of a header. If the checksum field of the input is 0, the result is the value
+/// for that field; otherwise the result is 0 if the field is right.
 pub fn checksum(header: &[u8; HEADER]) -> u16 {
     let words = header.chunks_exact(2);
     let sum: u32 = words

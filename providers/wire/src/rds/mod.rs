@@ -1,4 +1,5 @@
-//! The wire formats of RDS over verbs, as in Linux's `rds_rdma`: the contents of a SEND, and the private data of connections.
+//! The wire formats of RDS over verbs, as in Linux's `rds_rdma`: the contents of SEND messages, and the private data of
+//! connections.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -19,14 +20,15 @@ pub use connect::{ConnectData, MINOR_MASK, Version};
 pub use extension::{Extension, Extensions};
 pub use header::{Flags, HEADER, Header, HeaderError, checksum};
 
-/// The port on which a host listens for its IPv4 peers, in the port space TCP of the RDMA connection manager.
+/// The port on which a host listens for RDS peers with IPv4 addresses, in the TCP port space of the RDMA connection
+/// manager.
 pub const PORT: u16 = 18634;
 
-/// The port on which a host listens for its IPv6 peers.
+/// The port on which a host listens for RDS peers with IPv6 addresses, in the same port space.
 pub const PORT_V6: u16 = 16385;
 
-/// The most payload bytes of one fragment.
+/// The most payload bytes of a fragment.
 pub const FRAGMENT: usize = 4096;
 
-/// The most bytes of a message.
+/// The most payload bytes of a message.
 pub const MAX_MESSAGE: usize = 1 << 20;

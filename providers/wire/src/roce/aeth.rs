@@ -5,7 +5,7 @@ use core::fmt;
 use crate::layout::{header, newtype_field};
 
 header! {
-    /// Acknowledge extended transport header.
+    /// ACK extended transport header.
     Aeth, AethView: 4 octets {
         syndrome: Syndrome = 8, "ACK, RNR NAK or NAK, with its code.";
         msn: u32 = 24, "Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.";
@@ -13,60 +13,64 @@ header! {
 }
 
 newtype_field! {
-    /// The kind of acknowledge and its code, as they are on the wire: see [`kind`](Self::kind).
+    /// The syndrome of an AETH, as it is on the wire: the kind of acknowledge and its code, which [`kind`](Self::kind)
+    /// decodes.
     Syndrome(u8) = 8
 }
 
-/// The meaning of a syndrome.
+/// A decoded syndrome: the kind of acknowledge with its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SyndromeKind {
-    /// Everything up to the PSN has arrived. The number is a credit code.
+    /// An ACK: the responder has received everything up to the PSN. The number is a credit code, which limits how many
+    /// messages the requester may send.
     Ack(u8),
-    /// The responder had no receive posted. The number is a timer code: how long the requester waits.
+    /// An RNR NAK: the responder had no receive posted. The number is a timer code for the time that the requester waits
+    /// before it retries.
     RnrNak(u8),
-    /// The responder refuses the request.
+    /// A NAK: the responder refuses the request, with this code.
     Nak(Nak),
-    /// The syndrome has no meaning.
+    /// The syndrome is reserved.
     Reserved,
 }
 
-/// Why a responder refuses a request: the code of a NAK, 5 bits (IBTA 9.7.5.2.8).
+/// The code with which a NAK refuses a request, 5 bits (IBTA 9.7.5.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nak(pub u8);
 
 impl Nak {
-    /// The PSN of the packet is ahead of the expected one.
+    /// PSN sequence error: the PSN of a packet is ahead of the one that the responder expects.
     pub const SEQUENCE_ERROR: Self = Self(0);
-    /// Invalid request.
+    /// The responder found the request invalid.
     pub const INVALID_REQUEST: Self = Self(1);
-    /// Remote access error.
+    /// The responder does not allow the access to its memory.
     pub const REMOTE_ACCESS: Self = Self(2);
-    /// Remote operational error.
+    /// The responder could not complete the request because of an error of its own.
     pub const REMOTE_OPERATION: Self = Self(3);
     /// Invalid RD request, for reliable datagrams, which no device here implements.
     pub const INVALID_RD_REQUEST: Self = Self(4);
 }
 
 impl Syndrome {
-    /// The credit code of an ACK that sets no limit: the responder takes receives from a shared queue, or does not count them.
+    /// The credit code of an ACK that sets no limit, because the responder takes receives from an SRQ or does not count
+    /// them.
     pub const NO_LIMIT: u8 = 31;
 
-    /// An ACK with this credit code, of 5 bits.
+    /// Returns the syndrome of an ACK with this credit code (5 bits).
     pub const fn ack(credit: u8) -> Self {
         Self(credit & 0x1f)
     }
 
-    /// An RNR NAK with this timer code, of 5 bits.
+    /// Returns the syndrome of an RNR NAK with this timer code (5 bits).
     pub const fn rnr_nak(timer: u8) -> Self {
         Self(0x20 | timer & 0x1f)
     }
 
-    /// A NAK.
+    /// Returns the syndrome of a NAK with this code.
     pub const fn nak(nak: Nak) -> Self {
         Self(0x60 | nak.0 & 0x1f)
     }
 
-    /// The meaning of the syndrome (IBTA 9.7.5.2; the highest bit is zero).
+    /// Decodes the syndrome (IBTA 9.7.5.2; the highest bit is zero).
     pub const fn kind(self) -> SyndromeKind {
         let code = self.0 & 0x1f;
         match self.0 >> 5 {
@@ -77,20 +81,21 @@ impl Syndrome {
         }
     }
 
-    /// Whether the syndrome acknowledges everything up to the PSN.
+    /// Returns whether this is an ACK, which acknowledges everything up to the PSN.
     pub const fn is_ack(self) -> bool {
         self.0 >> 5 == 0
     }
 }
 
-/// The number of receives for each credit code (IBTA 9.7.7.2); [`Syndrome::NO_LIMIT`] stands for any number.
+/// The number of receives for each credit code (IBTA 9.7.7.2); [`Syndrome::NO_LIMIT`] is the code for any number.
 const CREDITS: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
 impl Aeth {
-    /// An ACK after `msn` messages, with the largest credit code that promises at most `receives`; `None` promises any number.
+    /// Creates an ACK after `msn` completed messages. Its credit code is the largest that promises at most `receives`
+    /// posted receives; `None` sets no limit.
     pub fn ack(msn: u32, receives: Option<usize>) -> Self {
         let credit = receives.map_or(Syndrome::NO_LIMIT, |receives| {
             CREDITS.partition_point(|&credits| credits as usize <= receives) as u8 - 1
@@ -101,7 +106,8 @@ impl Aeth {
         }
     }
 
-    /// In an ACK, the number of the last message that the requester may send, modulo 2^24; `None` if there is no limit.
+    /// Returns the number of the last message that the requester may send after this ACK, modulo 2^24; `None` if there is
+    /// no limit, or if this is no ACK.
     pub fn limit(self) -> Option<u32> {
         let credits = CREDITS.get(usize::from(self.syndrome.0))?;
         Some(self.msn.wrapping_add(*credits) & 0xff_ffff)

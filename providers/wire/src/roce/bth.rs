@@ -14,7 +14,7 @@ use super::opcode::Opcode;
 use crate::layout::{Reserved, header};
 
 header! {
-    /// Base transport header.
+    /// The base transport header, with which every InfiniBand and RoCE packet begins.
     Bth, BthView: 12 octets {
         opcode: Opcode = 8, "The kind of packet.";
         solicited: bool = 1, "The sender asks for a solicited event at the receiver.";
@@ -32,10 +32,10 @@ header! {
     }
 }
 
-/// The destination QP of datagrams to multicast groups.
+/// The destination QP number of datagrams to multicast groups.
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
-/// The default partition, with full membership.
+/// The P_Key of the default partition, with full membership.
 pub const DEFAULT_P_KEY: u16 = 0xffff;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! The headers after BTH (IBTA 9.3 to 9.5; XRC annex A14; memory placement extensions annex A19).
+//! The extended headers, which follow the BTH (IBTA 9.3 to 9.5; XRC annex A14; memory placement extensions annex A19).
 //!
-//! The opcode alone decides which of them a packet has. Where there are several, they follow each other in the order of
+//! The opcode alone decides which extended headers a packet has. Several of them follow each other in the order of
 //! [`HeaderSet`]'s bits.
 
 use super::aeth::{Aeth, Syndrome};
 use crate::layout::{Header, Octets, Reserved, header};
 
-/// The headers after BTH in their order on the wire: bit, set, field of [`Headers`](super::Headers), type, name. The macro
-/// `$table` expands to the code for each row.
+/// Expands the macro `$table` with a row for each extended header, in their order on the wire: bit, constant of
+/// [`HeaderSet`], field of [`Headers`](super::Headers), type, name.
 macro_rules! for_extended_headers {
     ($table:ident) => {
         $table! {
@@ -27,16 +27,16 @@ macro_rules! for_extended_headers {
 }
 pub(super) use for_extended_headers;
 
-/// A header after BTH.
+/// An extended header, which follows the BTH.
 pub trait ExtendedHeader: Header {
-    /// Its bit in a set of headers.
+    /// The set that contains only this header.
     const SET: HeaderSet;
 }
 
 macro_rules! header_set {
     ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
         bitflags::bitflags! {
-            /// Headers after BTH, in their order on the wire.
+            /// A set of extended headers. The bits are in the order of the headers on the wire.
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
             pub struct HeaderSet: u16 {
                 $(
@@ -58,11 +58,12 @@ macro_rules! header_set {
 }
 for_extended_headers!(header_set);
 
-/// Number of kinds of headers after BTH.
+/// The number of kinds of extended headers.
 pub(super) const KINDS: usize = HeaderSet::all().bits().count_ones() as usize;
 
 impl HeaderSet {
-    /// The offset of each header of the set, and the length of all of them together.
+    /// Returns the offset in bytes that each kind of header has in this set, and the length in bytes of all headers of the
+    /// set together.
     pub(super) const fn layout(self) -> ([u8; KINDS], usize) {
         let (mut offsets, mut at, mut length) = ([0; KINDS], 0, 0);
         while at < KINDS {
@@ -75,7 +76,7 @@ impl HeaderSet {
         (offsets, length)
     }
 
-    /// The names of the headers in the set, in their order on the wire.
+    /// Returns the names of the headers in the set, in their order on the wire.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let has = move |(at, _): &(usize, &str)| self.bits() >> at & 1 == 1;
         NAMES
@@ -104,7 +105,7 @@ header! {
 }
 
 header! {
-    /// Flush extended transport header: what a FLUSH makes visible or persistent.
+    /// Flush extended transport header: which memory a FLUSH makes globally visible or persistent.
     Feth, FethView: 4 octets {
         reserved: Reserved = 26, "Zero.";
         selectivity: u8 = 2, "0 a range, 1 the whole region.";
@@ -122,7 +123,7 @@ header! {
 }
 
 header! {
-    /// Atomic extended transport header.
+    /// Atomic extended transport header: address, key and operands.
     AtomicEth, AtomicEthView: 28 octets {
         va: u64 = 64, "Virtual address.";
         rkey: u32 = 32, "Remote key.";
@@ -132,31 +133,32 @@ header! {
 }
 
 header! {
-    /// Atomic acknowledge extended transport header.
+    /// Atomic acknowledge extended transport header: the value before the operation.
     AtomicAckEth, AtomicAckEthView: 8 octets {
         original: u64 = 64, "The value before the operation.";
     }
 }
 
 header! {
-    /// Immediate data.
+    /// Immediate data extended transport header.
     ImmDt, ImmDtView: 4 octets {
         immediate: Octets<4> = 32, "Four bytes in the order in which the sender posted them.";
     }
 }
 
 header! {
-    /// Invalidate extended transport header.
+    /// Invalidate extended transport header: the R_Key that the responder invalidates.
     Ieth, IethView: 4 octets {
         rkey: u32 = 32, "The key to invalidate.";
     }
 }
 
 header! {
-    /// The header that all extensions without a standard encoding share: it names the extension and one of its operations.
+    /// The header of all extensions without a standard encoding. It names the extension and one of the extension's
+    /// operations.
     ///
-    /// The extension defines the bytes after it. In an answer, `syndrome` and `msn` acknowledge as an [`Aeth`] does; in a request
-    /// they are zero.
+    /// The extension defines the bytes after the header. In a response, `syndrome` and `msn` acknowledge as an [`Aeth`]
+    /// does; in a request they are zero.
     ExtensionEth, ExtensionEthView: 16 octets {
         extension: u32 = 32, "The extension: a number made of its name.";
         is_response: bool = 1, "Whether this is the answer to a request.";
@@ -170,7 +172,7 @@ header! {
 }
 
 header! {
-    /// The field that follows BTH in a congestion notification packet (IBTA annex A17).
+    /// The 16 reserved bytes that follow the BTH in a congestion notification packet (IBTA annex A17).
     Cnp, CnpView: 16 octets {
         reserved: Octets<16> = 128, "Zero.";
     }

@@ -1,16 +1,16 @@
 //! The invariant CRC (IBTA 7.8; annex A17 for RoCEv2).
 //!
-//! It is the CRC-32 of Ethernet over eight bytes of ones, which replace the local route header that RoCE does not have, then over
-//! everything from the IP header to the pad. The fields that routers change count as ones: IP's traffic class, hop limit and
-//! checksum, IPv6's flow label, UDP's checksum, and BTH's byte of congestion bits.
+//! It is the CRC-32 of Ethernet over eight bytes of ones, which stand for the local route header that RoCE does not have,
+//! and then over everything from the IP header to the pad. The fields that routers change count as ones: IP's traffic
+//! class, hop limit and checksum, IPv6's flow label, UDP's checksum, and the BTH byte with FECN and BECN.
 //!
 //! # Where the receiver cannot see the IP header
 //!
 //! A plain UDP socket neither sets nor shows IPv4's identification. A sender whose socket is not connected and forbids
-//! fragmentation sends 0, or with segmentation offload the number of the segment, and knows all other fields. A receiver computes
-//! the ICRC for the identification that it expects. Where that fails, [`Recovery`] finds the identification that explains the
-//! ICRC, if there is one. That leaves 16 of the 32 bits as a check; [`step_is_plausible`] says whether the peer may have reached
-//! that identification.
+//! fragmentation sends 0 in it, or with segmentation offload the index of the datagram in the call, and it knows all other
+//! fields. A receiver computes the ICRC for the identification that it expects. If that ICRC is not the received one,
+//! [`Recovery`] finds the identification for which it would be, if there is one. Only 16 of the 32 bits then remain as a
+//! check, so [`step_is_plausible`] says whether the peer may have reached that identification.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -21,29 +21,31 @@ use super::route::{Grh, GrhView};
 use crate::layout::{Header, Octets};
 use crate::net::{Ipv4, Ipv4View, Ipv6, Ipv6View, Udp, UdpView, protocol};
 
-/// An ICRC whose computation is in progress.
+/// An ICRC whose computation is in progress: the bytes passed so far are covered.
 #[derive(Clone, Debug)]
 pub struct Icrc(crc32fast::Hasher);
 
-/// The fields of IP and UDP that the ICRC covers and in which two packets may differ.
+/// The fields of the IP and UDP headers that the ICRC covers and that may differ between packets of a flow.
 ///
-/// All other fields are fixed: no IP options, no fragments. Both addresses are of one family.
+/// All other fields are fixed: there are no IP options and no fragments. Both addresses are IPv4, or both are IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// The sender's address and UDP port.
+    /// The sender's IP address and UDP port.
     pub source: SocketAddr,
-    /// The receiver's address and UDP port, which is that of RoCEv2 unless both sides agreed on another.
+    /// The receiver's IP address and UDP port. The port is 4791 unless both ends agreed on another.
     pub destination: SocketAddr,
-    /// Identification of the IP packet; IPv6 has none.
+    /// Identification of the IPv4 header. IPv6 has none, and ignores this.
     pub identification: u16,
 }
 
-// The CRC after the eight bytes of ones. It is a static because creating a hasher asks which instructions the processor has.
+// The CRC state after the eight bytes of ones. It is a static because creating a hasher checks which instructions the
+// processor has.
 static AFTER_LOCAL_ROUTE: LazyLock<crc32fast::Hasher> =
     LazyLock::new(|| crc32fast::Hasher::new_with_initial(0x2144_df1c));
 
 impl Icrc {
-    /// Covers envelope and BTH of a UDP datagram of `datagram_len` bytes, ICRC included. The bytes after BTH come next.
+    /// Begins the ICRC of a UDP datagram of `datagram_len` bytes, ICRC included: covers its IP, UDP and BTH headers. The
+    /// caller then passes the bytes after the BTH to [`update`](Self::update).
     #[inline(always)]
     pub fn new(envelope: &Envelope, datagram_len: usize, bth: &BthView) -> Self {
         let udp_len = Udp::LEN + datagram_len;
@@ -90,7 +92,7 @@ impl Icrc {
         Self::of_ipv6(&ip.to_view(), &[], udp, bth)
     }
 
-    /// Covers these headers of a captured packet.
+    /// Begins the ICRC of a captured IPv4 packet: covers its headers up to the BTH.
     #[inline(always)]
     pub fn of_ipv4(ip: &Ipv4View, options: &[u8], udp: &UdpView, bth: &BthView) -> Self {
         const BEHIND_IP: usize = Ipv4::LEN;
@@ -103,7 +105,7 @@ impl Icrc {
         Self::around(&octets, BEHIND_IP, options)
     }
 
-    /// Covers these headers of a captured packet.
+    /// Begins the ICRC of a captured IPv6 packet: covers its headers up to the BTH.
     #[inline]
     pub fn of_ipv6(ip: &Ipv6View, extensions: &[u8], udp: &UdpView, bth: &BthView) -> Self {
         const BEHIND_IP: usize = Ipv6::LEN;
@@ -116,7 +118,7 @@ impl Icrc {
         Self::around(&octets, BEHIND_IP, extensions)
     }
 
-    // Options and extension headers are between the IP header and the UDP header.
+    // Covers the masked headers. Options and extension headers are between the IP header and the UDP header.
     #[inline(always)]
     fn around(octets: &[u8], behind_ip: usize, options: &[u8]) -> Self {
         let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
@@ -130,7 +132,7 @@ impl Icrc {
         icrc
     }
 
-    /// Covers these headers of a captured packet of RoCEv1. It masks the same fields as in IPv6 and BTH.
+    /// Begins the ICRC of a captured RoCEv1 packet: covers its GRH and BTH. The same fields are masked as with IPv6.
     pub fn of_grh(grh: &GrhView, bth: &BthView) -> Self {
         const BEHIND_GRH: usize = Grh::LEN;
         let mut octets = [0; BEHIND_GRH + Bth::LEN];
@@ -143,13 +145,13 @@ impl Icrc {
         Self::around(&octets, BEHIND_GRH, &[])
     }
 
-    /// Covers the bytes that follow, in pieces of any size.
+    /// Covers the next bytes of the packet. The caller may divide them into pieces of any size.
     #[inline]
     pub fn update(&mut self, octets: &[u8]) {
         self.0.update(octets);
     }
 
-    /// The ICRC as it is on the wire: least significant byte first.
+    /// Returns the ICRC in the byte order of the wire: least significant byte first.
     #[inline]
     pub fn finish(self) -> [u8; 4] {
         self.0.finalize().to_le_bytes()
@@ -169,18 +171,18 @@ fn masked(udp: &UdpView, bth: &BthView) -> [u8; COVERED_LEN] {
     octets
 }
 
-/// Finds the IPv4 identification that explains an ICRC, for datagrams of one length.
+/// Finds the IPv4 identification for which a received ICRC is right, in datagrams of one length.
 ///
-/// The CRC is linear: with another identification it differs by the difference of both, as a polynomial, times a power of x that
-/// depends on how many bytes follow the identification. So the difference of two ICRCs times the inverse of that power is the
-/// difference of their identifications, and a product of degree 16 or more proves that the packet is damaged. To compute the
-/// power takes some microseconds, to check a packet some tens of nanoseconds: receivers keep one `Recovery` for each length of
-/// datagram.
+/// The CRC is linear: the ICRCs for two identifications differ by the difference of the identifications, as a polynomial,
+/// times a power of x that depends on how many bytes follow the identification. So the difference of two ICRCs times the
+/// inverse of that power is the difference of their identifications. If this product has degree 16 or more, the packet is
+/// damaged. Computing the power takes some microseconds, checking a packet some tens of nanoseconds, so a receiver keeps
+/// one `Recovery` for each length of datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recovery(u32);
 
 impl Recovery {
-    /// For datagrams of this length in bytes, ICRC included.
+    /// Prepares the recovery for datagrams of `datagram_len` bytes, ICRC included.
     pub fn for_datagrams_of(datagram_len: usize) -> Self {
         // Bytes from the end of the identification to the end of the ICRC.
         let behind = Ipv4::LEN - 6 + Udp::LEN + datagram_len;
@@ -188,8 +190,8 @@ impl Recovery {
         Self(power_of_x(ORDER as u32 - power))
     }
 
-    /// The identification with which `received` is right, where `computed` is the ICRC for an identification of 0; `None` if
-    /// there is no such identification.
+    /// Returns the identification for which the ICRC `received` is right; `None` if there is none. `computed` is the ICRC
+    /// of the datagram for an identification of 0.
     #[inline]
     pub fn identification(self, received: [u8; 4], computed: [u8; 4]) -> Option<u16> {
         let difference = u32::from_le_bytes(received) ^ u32::from_le_bytes(computed);
@@ -199,7 +201,8 @@ impl Recovery {
     }
 }
 
-/// Whether the identification of a sender that counts its packets may have moved from `last` to `now` in this time.
+/// Returns whether the identification of a sender that counts its packets may have advanced from `last` to `now` within
+/// `pause`.
 ///
 /// Linux adds one for each packet, and after a pause a random step of at most one for each tick of its clock.
 pub fn step_is_plausible(last: u16, now: u16, pause: Duration) -> bool {
@@ -207,13 +210,13 @@ pub fn step_is_plausible(last: u16, now: u16, pause: Duration) -> bool {
     u128::from(now.wrapping_sub(last)) <= allowed
 }
 
-/// The polynomial; the lowest bit is the coefficient of x^31.
+/// The CRC-32 polynomial; the lowest bit is the coefficient of x^31.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// The period of the powers of x, because the polynomial is primitive.
+/// The number of different powers of x, after which they repeat; it has this value because the polynomial is primitive.
 const ORDER: u64 = u32::MAX as u64;
 
-/// The product of two polynomials, modulo [`POLYNOMIAL`].
+/// Returns the product of two polynomials, modulo [`POLYNOMIAL`].
 const fn multiply(one: u32, mut other: u32) -> u32 {
     let mut product = 0;
     let mut bit = 1 << 31;
@@ -231,7 +234,7 @@ const fn multiply(one: u32, mut other: u32) -> u32 {
     product
 }
 
-/// x to this power, modulo [`POLYNOMIAL`].
+/// Returns x to the power of `exponent`, modulo [`POLYNOMIAL`].
 const fn power_of_x(mut exponent: u32) -> u32 {
     let (mut square, mut power) = (1 << 30, 1 << 31);
     while exponent != 0 {

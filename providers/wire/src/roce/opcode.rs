@@ -1,7 +1,7 @@
-//! Opcodes of the base transport header, and the one table of what each means (IBTA 9.2.1; annexes A14, A17 and A19).
+//! The opcodes of the BTH, and the one table of their properties (IBTA 9.2.1; annexes A14, A17 and A19).
 //!
-//! The three high bits are the service of an opcode, the five low bits its operation. Callers ask [`Opcode::facts`] and do not
-//! compare numbers.
+//! The three high bits of an opcode are its transport service, the five low bits its operation. Callers use
+//! [`Opcode::facts`] and do not compare numbers.
 
 use core::fmt;
 
@@ -9,11 +9,11 @@ use super::extended::{HeaderSet, KINDS};
 use crate::layout::newtype_field;
 
 newtype_field! {
-    /// An opcode as it is on the wire, known or unknown.
+    /// An opcode of the BTH as it is on the wire: one of the known ones or any other number.
     Opcode(u8) = 8
 }
 
-/// The service of an opcode: its three high bits.
+/// The transport service of an opcode: its three high bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
     /// Reliable connection.
@@ -22,15 +22,15 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// Congestion notification, which has no service of its own (IBTA annex A17).
+    /// Congestion notification, which belongs to no transport service (IBTA annex A17).
     Cnp,
     /// Extended reliable connection.
     Xrc,
-    /// Reserved for manufacturers: see [`Opcode::EXTENSION`].
+    /// Reserved for manufacturers; this project uses one of these opcodes: [`Opcode::EXTENSION`].
     Manufacturer,
 }
 
-/// The operation of a packet.
+/// The operation to which a packet belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// SEND.
@@ -41,13 +41,13 @@ pub enum Operation {
     ReadRequest,
     /// RDMA READ response.
     ReadResponse,
-    /// ACK, NAK, RNR NAK.
+    /// An acknowledgment: ACK, NAK or RNR NAK.
     Acknowledge,
-    /// The answer to an atomic.
+    /// The response to an atomic operation.
     AtomicAcknowledge,
-    /// Compare and swap.
+    /// An atomic compare and swap.
     CompareSwap,
-    /// Fetch and add.
+    /// An atomic fetch and add.
     FetchAdd,
     /// FLUSH.
     Flush,
@@ -59,21 +59,21 @@ pub enum Operation {
     Extension,
 }
 
-/// The position of a packet in its message.
+/// The position of a packet in its message, or in the response to an RDMA READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
-    /// The first of several.
+    /// The first of several packets.
     First,
-    /// Neither first nor last.
+    /// Neither the first nor the last packet.
     Middle,
-    /// The last of several.
+    /// The last of several packets.
     Last,
-    /// The whole message.
+    /// The only packet of its message.
     Only,
 }
 
 impl Position {
-    /// The position of the packet that carries `length` of `total` bytes, beginning at `offset`.
+    /// Returns the position of the packet that carries `length` of the `total` bytes of a message, beginning at `offset`.
     pub const fn of(offset: u64, length: u64, total: u64) -> Self {
         match (offset == 0, offset + length >= total) {
             (true, true) => Self::Only,
@@ -83,7 +83,7 @@ impl Position {
         }
     }
 
-    /// The payload that a packet of a SEND or a WRITE carries at this position (IBTA 9.7.4.1.6).
+    /// Returns the rule for the payload of a SEND or RDMA WRITE packet at this position (IBTA 9.7.4.1.6).
     pub const fn payload(self) -> PayloadRule {
         match self {
             Self::First | Self::Middle => PayloadRule::Full,
@@ -92,45 +92,45 @@ impl Position {
         }
     }
 
-    /// Whether a message begins with this packet.
+    /// Returns whether a message begins with a packet at this position.
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Whether a message ends with this packet.
+    /// Returns whether a message ends with a packet at this position.
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
 }
 
-/// What the last packet of a SEND carries in addition to the message.
+/// The extended header that the last packet of a SEND carries in addition to the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendExtra {
-    /// Nothing.
+    /// No extended header.
     Nothing,
     /// Immediate data.
     Immediate,
-    /// A key to invalidate.
+    /// An R_Key that the responder invalidates.
     Invalidate,
 }
 
-/// The payload in bytes that an opcode requires, pad not counted (IBTA 9.2.1).
+/// The payload length in bytes that an opcode requires, pad not counted (IBTA 9.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
-    /// None.
+    /// No payload.
     None,
-    /// As many as the path MTU.
+    /// Exactly as many bytes as the path MTU.
     Full,
-    /// At least one, at most the path MTU.
+    /// At least one byte, at most the path MTU.
     Some,
-    /// At most the path MTU.
+    /// Zero bytes to the path MTU.
     Any,
-    /// Exactly this many.
+    /// Exactly this many bytes.
     Exactly(usize),
 }
 
 impl PayloadRule {
-    /// Whether a payload of `length` bytes obeys the rule on a path of this MTU.
+    /// Returns whether a payload of `length` bytes obeys the rule on a path with this MTU.
     pub const fn admits(self, length: usize, path_mtu: usize) -> bool {
         match self {
             Self::None => length == 0,
@@ -141,7 +141,8 @@ impl PayloadRule {
         }
     }
 
-    /// Whether a payload of `length` bytes obeys the rule on some path: MTUs are powers of two from 256 to 4096.
+    /// Returns whether a payload of `length` bytes obeys the rule with at least one path MTU: these are the powers of two
+    /// from 256 to 4096.
     pub const fn admits_somewhere(self, length: usize) -> bool {
         match self {
             Self::Full => length.is_power_of_two() && length >= 256 && length <= 4096,
@@ -150,30 +151,31 @@ impl PayloadRule {
     }
 }
 
-/// The properties of an opcode.
+/// The properties of packets with an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The service.
+    /// The transport service.
     pub service: Service,
-    /// The operation.
+    /// The operation to which the packet belongs.
     pub operation: Operation,
     /// The position of the packet in its message.
     pub position: Position,
-    /// The operation's name.
+    /// The name of the operation with the packet's position, for example `SEND First`.
     pub name: &'static str,
-    /// The headers after BTH.
+    /// The extended headers that follow the BTH.
     pub headers: HeaderSet,
-    /// The payload that the opcode requires.
+    /// The rule for the payload's length.
     pub payload: PayloadRule,
-    /// Whether a requester sends it to a responder.
+    /// Whether a requester sends the packet to a responder; otherwise it is a response or a congestion notification.
     pub is_request: bool,
-    /// Length of the headers after BTH, in bytes.
+    /// The length of the extended headers together, in bytes.
     pub headers_len: usize,
     offsets: [u8; KINDS],
 }
 
 impl Facts {
-    /// Offset of a header from the end of BTH; `None` if this opcode does not have the header.
+    /// Returns the offset of an extended header in bytes from the end of the BTH; `None` if packets with this opcode do not
+    /// have it.
     #[inline]
     pub fn offset(&self, header: HeaderSet) -> Option<usize> {
         let kind = header.bits().trailing_zeros() as usize;
@@ -186,13 +188,13 @@ impl Facts {
 }
 
 impl Opcode {
-    /// Congestion notification packet.
+    /// The opcode of a congestion notification packet.
     pub const CNP: Self = Self(0x81);
-    /// The opcode that all extensions without a standard encoding share: the first of those reserved for manufacturers. An
+    /// The opcode of all extensions without a standard encoding: the first of those reserved for manufacturers. The header
     /// [`ExtensionEth`](super::ExtensionEth) names the extension.
     pub const EXTENSION: Self = Self(0xc0);
 
-    /// A SEND.
+    /// Returns the opcode of a SEND packet. `extra` counts only for its last packet.
     pub const fn send(service: Service, position: Position, extra: SendExtra) -> Self {
         let operation = match (position, extra) {
             (Position::First, _) => 0x00,
@@ -207,7 +209,8 @@ impl Opcode {
         Self(service.bits() | operation)
     }
 
-    /// An RDMA WRITE; its last packet carries the immediate data.
+    /// Returns the opcode of an RDMA WRITE packet. `has_immediate` counts only for its last packet, which carries the
+    /// immediate data.
     pub const fn write(service: Service, position: Position, has_immediate: bool) -> Self {
         let operation = match (position, has_immediate) {
             (Position::First, _) => 0x06,
@@ -220,7 +223,7 @@ impl Opcode {
         Self(service.bits() | operation)
     }
 
-    /// An RDMA READ response.
+    /// Returns the opcode of an RDMA READ response packet.
     pub const fn read_response(service: Service, position: Position) -> Self {
         let operation = match position {
             Position::First => 0x0d,
@@ -231,7 +234,7 @@ impl Opcode {
         Self(service.bits() | operation)
     }
 
-    /// An operation of one packet; `None` for operations that may take several.
+    /// Returns the opcode of an operation that takes one packet; `None` for an operation that may take several.
     pub const fn single(service: Service, operation: Operation) -> Option<Self> {
         let low = match operation {
             Operation::ReadRequest => 0x0c,
@@ -248,20 +251,21 @@ impl Opcode {
         Some(Self(service.bits() | low))
     }
 
-    /// The properties of the opcode; `None` if it is reserved, for reliable datagrams, or another manufacturer's.
+    /// Returns the properties of the opcode; `None` if it is reserved, belongs to reliable datagrams, or belongs to another
+    /// manufacturer.
     #[inline]
     pub fn facts(self) -> Option<&'static Facts> {
         FACTS[usize::from(self.0)].as_ref()
     }
 
-    /// All opcodes that are known, in ascending order.
+    /// Returns all opcodes that have properties, in ascending order.
     pub fn known() -> impl Iterator<Item = (Self, &'static Facts)> {
         (0..=u8::MAX).filter_map(|code| Some((Self(code), Self(code).facts()?)))
     }
 }
 
 impl Service {
-    /// The high bits of the service's opcodes.
+    /// The three high bits of the service's opcodes, in their place.
     const fn bits(self) -> u8 {
         match self {
             Self::Rc => 0x00,
@@ -273,7 +277,7 @@ impl Service {
         }
     }
 
-    /// The service's name.
+    /// The name of the service, for example `RC`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -298,13 +302,13 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// A row of the table: an operation and the services that have it.
+/// A row of the opcode table: an operation at one position in its message, and the services that have it.
 struct Row {
     low: u8,
     operation: Operation,
     position: Position,
     name: &'static str,
-    /// The headers other than XRCETH and DETH, which the service adds.
+    /// The extended headers, without the XRCETH or DETH that the service adds.
     headers: HeaderSet,
     payload: PayloadRule,
     services: &'static [Service],

@@ -25,13 +25,14 @@ pub const MAX_HEADER_LEN: usize = Bth::LEN + Xrceth::LEN + AtomicEth::LEN;
 /// The most bytes that follow a payload: pad and ICRC.
 pub const MAX_TRAILER_LEN: usize = 3 + ICRC_LEN;
 
-/// Why the input is not a packet. A responder answers none of these: it drops and counts the packet (IBTA 9.6.1).
+/// The reason why the input is not a packet. A responder answers none of these: it drops and counts the packet (IBTA
+/// 9.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
-    /// The input ends within the headers or the ICRC.
+    /// The input ends within the packet's headers or ICRC.
     #[error("too short for its headers")]
     Short,
-    /// The version of the transport is not 0.
+    /// The transport version in the BTH is not 0.
     #[error("another version of the transport")]
     TransportVersion,
     /// The opcode is reserved, or of a service that no device here implements.
@@ -42,24 +43,24 @@ pub enum Reject {
     Pad,
 }
 
-/// A packet, read in place.
+/// A RoCE packet, read in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// The base transport header.
     pub bth: &'a BthView,
-    /// The properties of its opcode.
+    /// The properties of the packet's opcode.
     pub facts: &'static Facts,
     /// The payload, without its pad.
     pub payload: &'a [u8],
     /// The bytes that pad the payload to a multiple of four. They should be zero, which is not checked.
     pub pad: &'a [u8],
-    /// The invariant CRC, as received.
+    /// The invariant CRC as received. It has not been checked.
     pub icrc: [u8; ICRC_LEN],
     behind_bth: &'a [u8],
     covered: &'a [u8],
 }
 
-/// Decodes a packet: the payload of a UDP datagram, ICRC included. It does not check the ICRC.
+/// Decodes a packet: the payload of a UDP datagram, ICRC included. This does not check the ICRC.
 ///
 /// # Errors
 /// The reason to drop the packet.
@@ -81,7 +82,7 @@ pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     })
 }
 
-/// Decodes headers that travel without pad and ICRC. All bytes after them are payload.
+/// Decodes the headers of a frame that has no pad and no ICRC, as in shared memory. All bytes after them are payload.
 ///
 /// # Errors
 /// The reason to drop the frame.
@@ -94,7 +95,8 @@ pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     Ok(packet)
 }
 
-/// Decodes the front of a packet that was cut somewhere after BTH. Headers that are incomplete are absent.
+/// Decodes the beginning of a packet that was cut somewhere after the BTH, for instance in a capture. [`get`](Packet::get)
+/// returns `None` for extended headers that are incomplete.
 ///
 /// # Errors
 /// The reason to drop the packet.
@@ -118,26 +120,27 @@ pub fn decode_front(octets: &[u8]) -> Result<Packet<'_>, Reject> {
 }
 
 impl<'a> Packet<'a> {
-    /// A header after BTH; `None` if the opcode does not have it.
+    /// Returns a view of an extended header; `None` if packets with this opcode do not have it, or if the packet was cut
+    /// before its end.
     #[inline]
     pub fn get<H: ExtendedHeader>(&self) -> Option<&'a H::View> {
         let offset = self.facts.offset(H::SET)?;
         view::<H>(self.behind_bth.get(offset..)?).map(|(view, _)| view)
     }
 
-    /// Whether the ICRC is right in this envelope.
+    /// Returns whether the packet has the right ICRC if its IP and UDP headers have these fields.
     #[inline]
     pub fn is_intact(&self, envelope: &Envelope) -> bool {
         self.expected_icrc(envelope) == self.icrc
     }
 
-    /// The ICRC that the packet should have in this envelope.
+    /// Computes the ICRC that the packet should have if its IP and UDP headers have these fields.
     #[inline]
     pub fn expected_icrc(&self, envelope: &Envelope) -> [u8; ICRC_LEN] {
         self.finish(Icrc::new(envelope, self.covered.len() + ICRC_LEN, self.bth))
     }
 
-    /// The ICRC that the packet should have, where `icrc` already covers its envelope and BTH.
+    /// Computes the ICRC that the packet should have. `icrc` already covers the packet's IP, UDP and BTH headers.
     #[inline]
     pub fn finish(&self, mut icrc: Icrc) -> [u8; ICRC_LEN] {
         icrc.update(&self.covered[Bth::LEN..]);
@@ -145,7 +148,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The number of zero bytes that pad a payload of this length.
+/// Returns the number of zero bytes that pad a payload of this length to a multiple of four.
 #[inline]
 pub const fn pad_count(payload_len: usize) -> u8 {
     (payload_len.wrapping_neg() & 3) as u8
@@ -153,7 +156,7 @@ pub const fn pad_count(payload_len: usize) -> u8 {
 
 macro_rules! owned_headers {
     ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
-        /// The headers of a packet in their owned form. Those that its opcode does not require are `None`.
+        /// The headers of a packet in their owned form. Extended headers that its opcode does not require are `None`.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(
             feature = "serde",
@@ -174,7 +177,7 @@ macro_rules! owned_headers {
         }
 
         impl Packet<'_> {
-            /// The headers in their owned form.
+            /// Returns the headers in their owned form.
             pub fn headers(&self) -> Headers {
                 Headers {
                     bth: Bth::of(self.bth),
@@ -184,15 +187,16 @@ macro_rules! owned_headers {
         }
 
         impl Headers {
-            /// Writes the headers that are present to the front of `room` and returns their length. `None` if they are not those
-            /// that the opcode requires, or `room` is too short.
+            /// Writes the headers that are present to the beginning of `room`, and returns their length in bytes. Returns
+            /// `None` if they are not those that the opcode requires, or if `room` is too short.
             #[inline]
             pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
                 let (has, len) = self.put(room)?;
                 (has == self.bth.opcode.facts()?.headers).then_some(len)
             }
 
-            /// Does what [`encode`](Self::encode) does with the headers of a truncated packet, some of which may be missing.
+            /// Writes the headers as [`encode`](Self::encode) does, for a packet that was cut and may lack some of the
+            /// headers that its opcode requires.
             pub fn encode_front(&self, room: &mut [u8]) -> Option<usize> {
                 self.put(room).map(|(_, len)| len)
             }

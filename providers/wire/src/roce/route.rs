@@ -1,8 +1,7 @@
-//! The header in front of BTH where there is no IP header.
+//! The global route header (GRH), which precedes the BTH if a packet has no IP header.
 //!
-//! RoCEv2 does not send it. A receive of a datagram nevertheless has room for a GRH in front of the
-//! message ([`Grh::LEN`] bytes), where the receiver finds the IP header: that of IPv6, or that of
-//! IPv4 in the last 20 bytes.
+//! RoCEv2 does not send it. A receive of a UD message nevertheless has room for a GRH in front of the message ([`Grh::LEN`]
+//! bytes). The receiver finds the IP header there: that of IPv6, or that of IPv4 in the last 20 bytes.
 
 use crate::layout::{Octets, header};
 

@@ -1,4 +1,4 @@
-//! Names that one process holds, and how others notice that the holder has ended.
+//! Names that one process holds, and connections by which other processes notice that the holder has ended.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -15,7 +15,7 @@ use verbs_api::provider::start_thread;
 use super::{Admission, Connection, Inbox, listening};
 use crate::fork::Unshared;
 
-/// A name that no other process can take while this value exists. Connections to it are not accepted.
+/// A name that no other process can take while this value exists. The holder accepts no connections to it.
 #[derive(Debug)]
 pub struct Name {
     listener: Unshared,
@@ -23,10 +23,10 @@ pub struct Name {
 
 impl Name {
     /// Takes a name. A child that was just forked may still hold a name that its parent has given up, so this waits for
-    /// that child for up to `patience`.
+    /// that child, but no longer than `patience`.
     ///
     /// # Errors
-    /// Another process holds it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    /// Another process holds the name ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub fn take(name: &str, patience: Duration) -> io::Result<Self> {
         let begun = Instant::now();
         loop {
@@ -40,8 +40,8 @@ impl Name {
         }
     }
 
-    /// Returns whether a process of the own user or of root holds a name. Also true if its backlog is full, so that the
-    /// user cannot be determined.
+    /// Returns whether a process of this process's user or of root holds a name. Also returns `true` if so many connections
+    /// wait for the holder that its user cannot be determined.
     pub fn is_taken(name: &str) -> bool {
         match Connection::to(name, &Admission::default()) {
             Ok(_) => true,
@@ -58,13 +58,13 @@ impl Drop for Name {
     }
 }
 
-/// Returns whether a name is taken and no process listens at it.
+/// Returns whether a name is still bound although no process listens at it.
 fn is_given_up(name: &str) -> bool {
     let connection = Connection::to(name, &Admission::default());
     connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Holds a name, to which [witnesses](Witness) connect, until it is dropped or the process ends. Its thread closes
+/// Holds a name, to which [witnesses](Witness) connect, until this value is dropped or the process ends. A thread closes
 /// connections of other users, so that they cannot fill the backlog.
 #[derive(Debug)]
 pub struct Presence {
@@ -72,7 +72,7 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Takes this name.
+    /// Takes a name and starts the thread that accepts connections to it.
     ///
     /// # Errors
     /// Another process holds the name, or there is no descriptor or no thread left.
@@ -113,20 +113,20 @@ fn attend(inbox: &Inbox, stop: &Unshared) {
     }
 }
 
-/// A connection to a [`Presence`], which ends with its holder.
+/// A connection to the holder of a [`Presence`]. The kernel closes it when the holder ends.
 #[derive(Debug)]
 pub struct Witness(Connection);
 
 impl Witness {
-    /// Connects to the holder of a name.
+    /// Connects to the process that holds a name.
     ///
     /// # Errors
-    /// No process holds the name, its holder is of another user, or its backlog is full.
+    /// No process holds the name, its holder belongs to another user, or too many connections wait for the holder.
     pub fn of(name: &str) -> io::Result<Self> {
         Connection::to(name, &Admission::default()).map(Self)
     }
 
-    /// Returns when the holder has ended, or when [`release`](Self::release) is called.
+    /// Blocks until the process that holds the name has ended, or until another thread calls [`release`](Self::release).
     pub fn wait(&self) {
         let forever = Duration::from_secs(u64::from(u32::MAX));
         while !self.0.has_gone() {
@@ -136,7 +136,7 @@ impl Witness {
         }
     }
 
-    /// Ends the wait of another thread.
+    /// Makes [`wait`](Self::wait) return in another thread.
     pub fn release(&self) {
         // An error means that the connection has ended already.
         let _ = shutdown(&self.0.0, Shutdown::Both);

@@ -1,48 +1,49 @@
-//! Taps of sockets.
+//! Taps, which observe the traffic of TCP sockets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::TcpSocket;
 
-/// Observes the bytes that a socket sends and receives, in the order of each direction.
+/// Observes the bytes that TCP sockets send and receive, in order for each direction.
 pub trait TcpTap: Send + Sync {
-    /// Reports an event. The socket calls this with locks of queue pairs held.
+    /// Observes one event of a connection. The socket calls this while locks of QPs are held, so an implementation must not
+    /// call verbs.
     fn passed(&self, way: Way, ends: &Ends, passed: Passed<'_>);
 }
 
-/// The direction of an event.
+/// The direction of traffic, seen from the socket that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// This socket sent it.
+    /// This socket sent the traffic.
     Out,
-    /// This socket received it.
+    /// This socket received the traffic.
     In,
 }
 
-/// The two ends of a connection.
+/// The addresses of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
-    /// This socket's address.
+    /// The address and port of the socket that reports the traffic.
     pub local: SocketAddr,
-    /// The peer's address.
+    /// The address and port of the peer of the socket that reports the traffic.
     pub peer: SocketAddr,
 }
 
-/// An event of a socket.
+/// An event of a connection that a socket reports to its tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed<'o> {
-    /// The request for a connection.
+    /// The connection request, which the connecting end sends.
     Request,
-    /// Bytes.
+    /// Bytes that one call has sent or received.
     Bytes(&'o [u8]),
-    /// The end of a direction, after its last bytes.
+    /// The end of one direction, after its last bytes (FIN).
     End,
-    /// A reset.
+    /// A reset of the connection.
     Reset,
 }
 
-/// A tap of a socket.
+/// A tap, and the connection that it observes.
 pub(super) struct Tapped {
     tap: Arc<dyn TcpTap>,
     ends: Ends,
