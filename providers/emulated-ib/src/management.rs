@@ -27,7 +27,7 @@ use crate::Device;
 use crate::codec::RoceV2;
 use crate::header::{Body, Header, IpFields, SendExtra};
 
-/// Queue pair 1 of a device.
+/// Queue pair 1 of a device, which sends and receives management datagrams.
 pub struct Management {
     link: Arc<UdpLink<RoceV2>>,
     device: OnceLock<Weak<Device>>,

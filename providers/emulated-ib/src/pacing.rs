@@ -32,8 +32,8 @@ const FIRST: (u32, u32) = (64 << 10, 16);
 /// Bytes and packets of the largest window; the smaller of the two applies. A receive buffer of ordinary size, and a
 /// processor's cache, hold them.
 const MOST: (u32, u32) = (512 << 10, 1024);
-/// Bytes and frames of the largest window between queue pairs at one address, where nothing is lost and one poll reads
-/// everything.
+/// Bytes and packets of the largest window between queue pairs at one address, where nothing is lost and one poll reads
+/// everything; the smaller of the two applies.
 const MOST_AT_HOME: (u32, u32) = (1 << 20, 1024);
 /// The number of answered packets after a loss until the path counts as lossless.
 const SOUND: u32 = 1024;

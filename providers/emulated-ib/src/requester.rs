@@ -66,7 +66,7 @@ pub struct RequesterRest {
     pub peer_qpn: u32,
     /// The link address of the peer's port; `None` before the program has set the path.
     pub peer_address: Option<LinkAddress>,
-    /// The IP header fields of frames to the peer.
+    /// The traffic class and hop limit of frames to the peer.
     pub ip: IpFields,
     /// How many reads and atomics may be outstanding at a time.
     pub max_rd_atomic: u8,

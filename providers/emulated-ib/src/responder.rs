@@ -59,13 +59,13 @@ pub struct ResponderRest {
     pub peer_qpn: u32,
     /// The link address of the peer's port; `None` before the program has set the path.
     pub peer_address: Option<LinkAddress>,
-    /// The IP header fields of frames to the peer.
+    /// The traffic class and hop limit of frames to the peer.
     pub ip: IpFields,
     /// The timer code that RNR NAKs of this queue pair carry.
     pub min_rnr_timer: u8,
     /// How many reads and atomics of the peer may wait to be served.
     pub max_dest_rd_atomic: u8,
-    /// The Q_Key that datagrams must carry.
+    /// The Q_Key that datagrams to this queue pair must carry.
     pub qkey: u32,
     /// The message sequence number: how many messages were completed; modulo 2^24 on the wire.
     pub msn: u32,

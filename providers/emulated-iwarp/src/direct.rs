@@ -98,7 +98,7 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// A request, and the peer that carries it out if it is still connected in this epoch.
+/// A request, and the peer that carries it out if its connection is still the one of this epoch.
 struct Direct<'a, 'r> {
     qp: &'a Qp,
     peer: &'a QpRef,

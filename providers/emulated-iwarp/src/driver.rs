@@ -73,7 +73,7 @@ impl Iwarp {
         }
     }
 
-    /// Notes that a queue pair has left its stream to `peer`, and reports that to the maker of the stream.
+    /// Notes that a queue pair has left its stream to `peer`, so that the link's events no longer reach it.
     pub(crate) fn leave(&self, peer: &Peer, cx: &mut Cx<'_>) {
         self.ends.remove(peer.mine);
         if let Some(rendezvous) = &self.rendezvous {

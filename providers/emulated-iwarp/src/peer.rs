@@ -19,9 +19,10 @@ use crate::{Cx, Qp, Sending};
 pub(crate) struct Peer {
     /// The link address of the peer's port.
     pub(crate) address: LinkAddress,
-    /// The number and the epoch of the peer's queue pair. The epoch is 0 until the two are connected.
+    /// The number of the peer's queue pair, and the epoch that identifies its connection; the epoch is 0 until the two are
+    /// connected.
     pub(crate) end: End,
-    /// The epoch of this queue pair.
+    /// The epoch of this queue pair: the number in the process that identifies its connection.
     pub(crate) mine: u32,
 }
 

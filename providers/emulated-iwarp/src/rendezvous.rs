@@ -42,7 +42,7 @@ const MAX_LEFT: usize = 64;
 /// The queue pairs of this device that wait for a peer, and the peers that wait for one of them.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    /// The streams of this device.
+    /// The TCP streams of this device.
     pub(crate) streams: Arc<Streams>,
     /// The address of this device, and the port on which all devices listen; port 0 if it does not listen.
     at: SocketAddr,
@@ -59,7 +59,7 @@ struct State {
     /// Peers that have requested a connection to a queue pair which does not wait for them yet. Each has one of the streams
     /// that no queue pair uses. The number of these is limited, and the oldest one is replaced.
     callers: HashMap<PairKey, Caller>,
-    /// Pairs whose local queue pair left before the peer connected: such a connection is refused.
+    /// Pairs whose queue pair on this device left before the peer connected: a later connection for such a pair is refused.
     left: VecDeque<PairKey>,
 }
 

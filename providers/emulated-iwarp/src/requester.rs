@@ -42,7 +42,8 @@ const PORT_POLL: Duration = Duration::from_millis(1);
 pub struct Requester {
     /// The peer, as soon as the program has named it.
     pub(crate) peer: Option<Peer>,
-    /// The epoch of this queue pair's present or last connection; 0 before the first one.
+    /// The epoch, a number that identifies this queue pair's present or last connection in the process; 0 before the first
+    /// one.
     pub(crate) epoch: u32,
     /// How many reads and atomics may be outstanding at a time (ORD).
     pub(crate) ord: u8,
@@ -50,7 +51,7 @@ pub struct Requester {
     pub(crate) pending_terminate: Option<Box<Terminate>>,
     /// The Terminate by which the peer ended the present or last connection.
     pub(crate) terminated: Option<Box<Terminate>>,
-    /// Whether the queue pair has claimed its TCP stream.
+    /// Whether the queue pair has asked for its TCP stream, which it does once for each connection.
     pub(crate) has_claimed: bool,
     /// Whether a connection manager made the connection and reports its end to the program.
     pub(crate) is_managed: bool,

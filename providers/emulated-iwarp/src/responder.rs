@@ -24,7 +24,8 @@ use crate::{Cx, Qp, QpRef, Receiving};
 /// The transport's state of a responder.
 #[derive(Debug, Default)]
 pub struct Responder {
-    /// The epoch of this queue pair's present or last connection; 0 before the first one.
+    /// The epoch, a number that identifies this queue pair's present or last connection in the process; 0 before the first
+    /// one.
     pub(crate) epoch: u32,
     /// The peer, as soon as the program has named it.
     pub(crate) peer: Option<Peer>,
@@ -80,7 +81,8 @@ struct Pending {
     answer: Option<(Message, Octets)>,
 }
 
-/// Returns whether the queue pair, in its present state, accepts messages of this epoch.
+/// Returns whether the queue pair accepts messages now: it is in RTR, RTS or SQD, and its connection is the one of this
+/// epoch.
 #[inline]
 pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())

@@ -111,7 +111,7 @@ struct Listening {
     sink: Arc<dyn StreamListener>,
 }
 
-/// A queue pair, in one of its epochs, that waits for a stream or uses it.
+/// A queue pair that waits for a stream or uses it, in the connection with this epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) qp: QpWeak,
@@ -119,7 +119,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Creates the claim to a stream of a queue pair that has named its peer.
+    /// Describes a queue pair that has named its peer, and so waits for a stream.
     pub(crate) fn new(qp: &QpRef, named: &Peer) -> Self {
         Self {
             qp: qp.downgrade(),
@@ -435,7 +435,7 @@ impl Streams {
         }
     }
 
-    /// Ends the claim of a queue pair that no longer waits for its stream, and closes the stream.
+    /// Cancels the reservation of a stream for a queue pair that no longer waits for it, and closes the stream.
     pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
         let number = peer.end.qpn;
         let mut state = self.lock();

@@ -384,7 +384,8 @@ impl Array {
         Some(&words[position as usize & (self.len() - 1)])
     }
 
-    /// Marks every slot as empty: its sequence number becomes one that no position within one lap from `tail` on has.
+    /// Marks every slot as empty: its sequence number becomes one that none of the next entries, from position `tail` on,
+    /// has.
     fn clear(&self, tail: u64) {
         for slot in &self.slots {
             slot.0[3].store((tail & SEQUENCE) << 32, Ordering::Relaxed);
@@ -439,7 +440,7 @@ fn array_len(capacity: u32) -> usize {
     capacity.next_power_of_two() as usize
 }
 
-/// The largest capacity of a ring. It is so small that the 32-bit sequence numbers of one lap differ.
+/// The largest capacity of a ring: no two entries in the ring may have the same 32-bit sequence number.
 pub const MAX_CAPACITY: u32 = 1 << 30;
 
 /// The mask of the bits of a position that a slot stores as its sequence number.

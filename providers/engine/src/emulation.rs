@@ -198,7 +198,7 @@ pub struct QpExtensions {
 }
 
 impl QpExtensions {
-    /// Returns whether an extension has to see each request, so that the queue pair must not use the express path.
+    /// Returns whether an extension has to see each request, so that no request may take the express path past the driver.
     pub(crate) fn watches(&self) -> bool {
         !self.observers.is_empty() || self.carries_srqn()
     }
@@ -312,7 +312,7 @@ impl Part for EmulationPart {
 /// A reference to the emulation of one operation of an extension.
 pub(crate) type OperationRef = &'static dyn OperationEmulation;
 
-/// The emulations of one device, sorted by the calls that use them.
+/// The emulations of one device, each in the list for its use.
 #[derive(Default)]
 pub(crate) struct Emulations {
     pub(crate) operations: Vec<OperationRef>,

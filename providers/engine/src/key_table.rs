@@ -71,7 +71,7 @@ pub enum KeyState {
 
 /// New memory for a region that exists.
 pub struct Translation {
-    /// The memory.
+    /// The new memory.
     pub memory: RegionMemory,
     /// The address by which requests name the first byte of the memory.
     pub iova: u64,
@@ -197,7 +197,8 @@ struct Slot {
     keep: Mutex<Keep>,
 }
 
-/// Objects that keep the memory of a key alive. They change together with the fields, and are dropped after a grace period.
+/// Objects that keep the memory of a key alive. They change together with the fields, and a replaced one is dropped when
+/// all pins of that time have ended.
 #[derive(Default)]
 struct Keep {
     memory: Option<RegionMemory>,
@@ -816,8 +817,8 @@ impl KeyTable {
         })
     }
 
-    /// Invalidates a fast-registered region or a type-2 window by a message of a peer: other than for the program itself,
-    /// the key must be valid and grant some remote right.
+    /// Invalidates a fast-registered region or a type-2 window by a message of a peer. Other than by a local request, this
+    /// needs a key that is valid and grants some remote right.
     ///
     /// # Errors
     /// The key cannot be invalidated through this queue pair, and stays as it was.

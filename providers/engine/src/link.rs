@@ -203,7 +203,8 @@ pub trait Input {
     /// not.
     fn polled(&self);
 
-    /// Yields the processor, because the calling thread has polled while another thread was reading.
+    /// Lets other threads run, perhaps by a short sleep, because the calling thread has polled while another thread was
+    /// reading.
     fn give_way(&self);
 
     /// Returns whether polling threads own the input. The next poll is then due within microseconds, by one of them or by

@@ -47,9 +47,9 @@ pub struct Network<M: Member> {
     has_to_serve: AtomicBool,
     /// Queue pairs that keep acknowledges back until no further frame arrives.
     unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
-    /// Whether there are unsettled queue pairs. It is read before the lock of the list is taken.
+    /// Whether `unsettled` has queue pairs. It is read before the lock of the list is taken.
     has_unsettled: AtomicBool,
-    /// Whether a peer waits for the acknowledge of an unsettled queue pair.
+    /// Whether a peer waits for an acknowledge that a queue pair of `unsettled` keeps back.
     is_awaited: AtomicBool,
     /// Whether the program has sent anything since the last settling. The next two count the polls since then that have
     /// found frames, and the polls in a row since the last of these that have found none.
@@ -120,7 +120,7 @@ impl<M: Member> Network<M> {
         &self.timers
     }
 
-    /// The link, or `None` if the network is direct.
+    /// The link, or `None` if the network is direct: devices then call one another.
     #[inline]
     pub fn link(&self) -> Option<&SharedLink<M::Header>> {
         self.link.as_ref()
@@ -205,20 +205,20 @@ impl<M: Member> Network<M> {
         self.has_unsettled.load(Ordering::Relaxed)
     }
 
-    /// Notes that a peer waits for the acknowledge of an unsettled queue pair.
+    /// Notes that a peer waits for an acknowledge that a queue pair keeps back.
     #[inline]
     pub fn await_settling(&self) {
         self.is_awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether a peer may wait for the acknowledge of an unsettled queue pair: then a message to that peer can
+    /// Returns whether a peer may wait for an acknowledge that a queue pair keeps back: then a message to that peer can
     /// carry it.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.is_awaited.load(Ordering::Relaxed)
     }
 
-    /// Sends the acknowledges of all unsettled queue pairs. The caller holds no lock. Returns whether there was any such
+    /// Sends the acknowledges that queue pairs keep back. The caller holds no lock. Returns whether there was any such
     /// queue pair.
     fn settle(&self) -> bool {
         if !self.has_unsettled.load(Ordering::Acquire) {
@@ -341,7 +341,7 @@ impl<M: Member> Network<M> {
         found
     }
 
-    // Returns whether unsettled queue pairs have kept acknowledges back long enough. This poll counts.
+    // Returns whether queue pairs have kept acknowledges back long enough. This poll counts.
     fn has_waited(&self, found: bool) -> bool {
         let count = |looks: &AtomicU32| {
             let count = looks.load(Ordering::Relaxed).saturating_add(1);

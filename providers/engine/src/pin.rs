@@ -43,7 +43,7 @@ pub struct Pin {
     not_send: PhantomData<*mut ()>,
 }
 
-/// Pins this thread. Nested pins are free: the outermost one counts.
+/// Pins this thread until the result is dropped. A pin inside another one costs nothing, and the outermost one counts.
 #[inline]
 #[must_use]
 pub fn pin() -> Pin {
@@ -262,7 +262,7 @@ impl Domain {
 struct Registry {
     /// The slots of all threads; the list only grows.
     slots: Vec<&'static Slot>,
-    /// Slots of threads that have ended.
+    /// Slots of threads that have ended, which new threads use again.
     idle: Vec<&'static Slot>,
     waiting: Vec<Waiting>,
     process_fence: Option<fn()>,

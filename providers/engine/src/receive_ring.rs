@@ -224,7 +224,8 @@ impl ReceiveRing {
         Slot(&segments[first..first + length])
     }
 
-    /// Returns the lap bit in the state of the receive with this number.
+    /// Returns the bit in a slot's state that shows that the slot holds the receive with this number, not that of the lap
+    /// before.
     #[inline]
     const fn lap(&self, number: u32) -> u64 {
         if number & self.slots == 0 { LAP } else { 0 }
@@ -332,7 +333,8 @@ impl Slot<'_> {
     }
 }
 
-/// The largest capacity of a ring: the bit above the slot number in a receive's number is its lap.
+/// The largest capacity of a ring. The bit above the slot number in a receive's number changes with each lap through the
+/// slots.
 pub const MAX_CAPACITY: u32 = 1 << 30;
 
 /// Words of a segment.
@@ -343,8 +345,8 @@ const STATE: usize = 0;
 const WR_ID: usize = 1;
 const ENTRIES: usize = 2;
 
-/// The parts of a state below the number of the lent buffer: the number of entries; a bit that is set in every other lap
-/// and shows that the slot was written; whether the buffer is private.
+/// The parts of a slot's state, below the number of the lent buffer: the number of entries; a bit that is set in every
+/// other lap through the ring, and so shows whether the slot was written in this lap; whether the buffer is private.
 const NUM_SGE: u64 = 0xffff;
 const LAP: u64 = 1 << 16;
 const PRIVATE: u64 = 1 << 17;

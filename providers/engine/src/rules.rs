@@ -126,7 +126,8 @@ pub fn is_broken(rule: Rule) -> bool {
     cfg!(debug_assertions) && BROKEN.get() == Some(rule)
 }
 
-/// Returns whether the calling thread breaks any rule. Then no request takes the express path, which checks no rule.
+/// Returns whether the calling thread breaks any rule. Then no request takes the express path for ordinary requests, which
+/// checks no rule.
 #[inline(always)]
 pub fn is_any_broken() -> bool {
     cfg!(debug_assertions) && BROKEN.get().is_some()

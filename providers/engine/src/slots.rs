@@ -9,7 +9,7 @@ use crate::sync::Mutex;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) ordinary: u32,
-    /// Slots that only requests of portable operations may take.
+    /// Slots that are reserved for portable operations, which the library makes of one or two requests.
     pub(crate) reserved: u32,
 }
 
