@@ -41,7 +41,7 @@ use crate::{Cx, Qp, QpRef, Sending, extension};
 /// The value of `rnr_retry` with which a requester retries without end.
 const RNR_FOREVER: u8 = 7;
 
-/// On a lossy path a frame is retransmitted no earlier than after this fraction of the acknowledge timeout.
+/// On a lossy path a frame is retransmitted no earlier than after the acknowledge timeout divided by this number.
 const SHORTER: u32 = 64;
 
 /// The transport's state of a requester: the fields that each request uses, and the rest.

@@ -280,7 +280,7 @@ impl CompletionRing {
     }
 }
 
-/// The state of the threads that push, under the producer lock.
+/// The state that pushing threads share. The producer lock protects it.
 pub struct Producer {
     /// The number of entries that were ever pushed.
     tail: u64,
@@ -343,7 +343,7 @@ impl Drop for Arrays {
     }
 }
 
-/// The state of the threads that poll.
+/// The state that polling threads share.
 struct Consumer {
     lock: Lock<()>,
     /// The number of entries that were ever polled. It is written under the lock.

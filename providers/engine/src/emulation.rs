@@ -266,7 +266,7 @@ pub struct Gains {
     pub addresses_receives: bool,
 }
 
-/// An emulation as a part of an extension:
+/// Makes an emulation a part of an extension, in the extension's descriptor:
 ///
 /// ```
 /// use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};

@@ -153,7 +153,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().is_some_and(Link::flush)
     }
 
-    /// Delivers the frames that are due at `now`. Returns whether any was delivered.
+    /// Delivers the frames that are due at `now` to `network`. Returns whether it has delivered any.
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
 
     /// Returns when [`progress`](Self::progress) must be called next; `None` if no frame waits for a time.
@@ -211,7 +211,7 @@ pub trait Input {
     /// the link's thread in their place.
     fn is_polled(&self) -> bool;
 
-    /// Gives the input to the link's own thread, because the calling thread, which has polled, is about to sleep.
+    /// Makes the link's own thread read from now on, because the calling thread, which has polled, is about to sleep.
     fn hand_back(&self);
 }
 

@@ -238,7 +238,7 @@ impl ReceiveRing {
     }
 }
 
-/// The state of the threads that post receives, under the producer lock.
+/// The state that threads which post receives share. The producer lock protects it.
 #[derive(Debug, Default)]
 pub struct ReceiveProducer {
     /// The number of receives that were ever posted.

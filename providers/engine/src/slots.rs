@@ -40,7 +40,7 @@ impl Slots {
         self.0.lock().held
     }
 
-    /// Notes that a posted request holds a slot.
+    /// Notes that a posted request holds a slot, and whether that slot is a reserved one.
     pub(crate) fn take(&self, is_reserved: bool) {
         self.0.lock().held.add(is_reserved);
     }

@@ -164,8 +164,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Called when a request has failed with `status`, before the engine flushes the queue pair: the driver prepares for
-    /// the peer what must precede the flush. By default nothing happens.
+    /// Called when a request has failed with `status`, before the engine flushes the queue pair: the driver may prepare a
+    /// message to the peer about the failure, such as iWARP's Terminate. By default nothing happens.
     fn before_flush(
         _qp: &Qp<Self>,
         _requester: &mut Requester<Self>,
