@@ -39,8 +39,8 @@ fn next_epoch() -> u32 {
     }
 }
 
-/// Does the driver's part of a modify of a queue pair: stores read limits, rights and the named peer, and begins to close the
-/// connection when the queue pair goes from RTS to SQD.
+/// Does the driver's part of a modify of a queue pair: stores read limits, rights and the named peer, and begins to close
+/// the connection when the queue pair goes from RTS to SQD.
 pub(crate) fn modify(
     qp: &Qp,
     sending: &mut Sending,
