@@ -1,4 +1,4 @@
-//! Answers of a responder, and the frames that carry them over a link.
+//! The answers of a responder, and the frames that carry them over a link.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
@@ -11,28 +11,28 @@ use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, Syndrome};
 use crate::pacing::NOTIFY_EVERY;
 use crate::{Cx, Qp, Receiving};
 
-/// The answer to one request frame.
+/// The answer of a responder to one request frame.
 #[derive(Debug)]
 pub enum Answer<'p> {
     /// The request was dropped, or needs no answer.
     None,
-    /// The requests up to this sequence number have arrived.
+    /// All requests up to this packet sequence number have arrived.
     Ack(Psn),
-    /// The request is refused. For a sequence error the number is the expected one.
+    /// The request is refused with this NAK. The number is the request's own PSN, or for a sequence error the expected one.
     Nak(Nak, Psn),
-    /// There is no receive. The code is that of the RNR timer.
+    /// No receive is posted for the request with this PSN. The first number is the timer code of the RNR NAK.
     Rnr(u8, Psn),
-    /// The bytes that a read requests.
+    /// The memory whose bytes a read requests; no memory in the answer to a flush.
     Read(Spans<'p>),
-    /// The original value of an atomic.
+    /// The value of an atomic's operand before the operation.
     Atomic(u64),
-    /// The answer of an extension's operation.
+    /// The bytes that an extension's operation answers.
     Extension(Octets),
-    /// The request is queued; the answer follows later.
+    /// The request waits to be served; its answer is sent later.
     Later,
 }
 
-/// Why a request is refused, and the status of its receive if it has one.
+/// Why a request is refused: the NAK for the peer, and the status of the receive that the request was filling, if any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     pub(crate) nak: Nak,
@@ -47,7 +47,8 @@ impl Refusal {
 }
 
 impl From<Fault> for Refusal {
-    /// A missing right of the queue pair is an invalid request; every fault of a key is an access error (IBTA 9.7.4.1.5).
+    /// A right that the queue pair lacks makes the request invalid; every fault of a key is an access error (IBTA
+    /// 9.7.4.1.5).
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Misaligned
@@ -63,7 +64,8 @@ impl From<Fault> for Refusal {
     }
 }
 
-/// Sends the answer to a request frame over the link. On a direct network the requester has it already.
+/// Sends the answer to a request frame over the link; an acknowledge is kept back until no further frame arrives. On a
+/// direct network nothing is sent, because the requester's call returns the answer.
 pub(crate) fn send(
     qp: &Qp,
     half: &mut Receiving,
@@ -74,7 +76,8 @@ pub(crate) fn send(
     let (psn, body, refusal) = match answer {
         Answer::None | Answer::Later => return,
         Answer::Ack(psn) => {
-            // One acknowledge covers all messages that arrive together, and the program's own message is sent before it.
+            // One acknowledge covers all messages that arrive together, and a message with which the program answers leaves
+            // before it.
             let rest = &mut half.driver.rest;
             rest.owed = Some(psn);
             if request.awaited {
@@ -109,7 +112,7 @@ pub(crate) fn send(
     emit(qp, half, psn, body, refusal, Payload::Empty, cx);
 }
 
-/// Sends the pending acknowledge.
+/// Sends the acknowledge that the responder has kept back, if there is one.
 pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
     (half.driver.rest.is_noted, half.driver.rest.is_awaited) = (false, false);
@@ -118,7 +121,8 @@ pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     }
 }
 
-/// Takes the pending acknowledge if the peer waits for it: a request to the same peer carries it.
+/// Returns the acknowledge that the responder has kept back, if the peer waits for it: a request to the same peer then
+/// carries it.
 pub(crate) fn take_owed(qp: &Qp) -> Option<(Psn, Aeth)> {
     let half = &mut *qp.responder();
     let rest = &mut half.driver.rest;
@@ -133,8 +137,8 @@ fn aeth(qp: &Qp, half: &Receiving) -> Aeth {
     Aeth::ack(half.driver.rest.msn, receives)
 }
 
-/// Sends at most `packets` packets of the answer to a read, beginning at `offset`. Returns the offset after the last byte
-/// sent.
+/// Sends at most `packets` packets of `whole`, the answer to a read, beginning at byte `offset`. Returns the offset after
+/// the last byte sent.
 pub(crate) fn read_response(
     qp: &Qp,
     half: &mut Receiving,
@@ -170,7 +174,8 @@ pub(crate) fn read_response(
     offset
 }
 
-/// Notifies the peer that its packets meet congestion, at a limited rate (IBTA annex A17.9.3).
+/// Sends the peer a congestion notification (CNP), because its packets have met congestion; at most one in each
+/// [`NOTIFY_EVERY`] (IBTA annex A17.9.3).
 #[cold]
 pub(crate) fn notify_congestion(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let mut half = qp.responder();

@@ -7,7 +7,7 @@ use verbs_api::{
     ids::{Gid, LinkAddress},
 };
 
-/// Returns the attributes of the device, before the linked emulations add to them.
+/// Returns the attributes of the device. The emulations of extensions add their features later.
 pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceAttributes {
     let mut features = Features::SRQ
         | Features::MULTICAST
@@ -25,7 +25,7 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
     }
 }
 
-// Returns the identifiers in the order of Linux: first the link-local one, then that of the address. A port of an
+// Returns the port's GIDs in the order of Linux: first the link-local one, then that of the address. A port of an
 // in-process network uses its number in place of an address.
 fn gids(address: LinkAddress) -> Vec<GidEntry> {
     let roce = |gid| GidEntry::new(gid, GidType::RoceV2);

@@ -26,7 +26,7 @@ use verbs_api::{
 
 use crate::header::{Body, Header, SendExtra};
 
-/// The wire format of RoCEv2.
+/// The codec for the wire format of RoCEv2, with the IPv4 identifications that it has seen from each peer.
 #[derive(Default)]
 pub struct RoceV2 {
     recoveries: Recoveries,
@@ -34,7 +34,7 @@ pub struct RoceV2 {
 }
 
 impl RoceV2 {
-    /// Creates the format, which knows no peer yet.
+    /// Creates the codec. It has seen no packet of a peer yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -66,8 +66,8 @@ impl DatagramCodec for RoceV2 {
 
     fn encode_record(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let headers = self.encode_header(header, payload, into)?;
-        // Every message in shared memory is acknowledged, so the bit says whether the sender waits for that. The reserved bits
-        // next to it carry the path MTU.
+        // Every message in shared memory is acknowledged, so the bit says whether the sender waits for that. The reserved
+        // bits next to the bit carry the path MTU.
         let bits = into.get_mut(ACK_REQ_AT)?;
         *bits = header.mtu_shift & MTU_SHIFT | if header.awaited { ACK_REQ } else { 0 };
         let Some((psn, aeth)) = header.acknowledges else {
@@ -435,7 +435,8 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     })
 }
 
-// Only an acknowledge may refuse: an answer with data that does is dropped.
+// Returns the AETH of an answer. Only an acknowledge may have the syndrome of a refusal: an answer with data that has it is
+// dropped.
 fn aeth_of(packet: &Packet<'_>) -> Option<Aeth> {
     let aeth = match (packet.get::<Aeth>(), packet.get::<ExtensionEth>()) {
         (Some(aeth), _) => Aeth::of(aeth),
@@ -504,11 +505,11 @@ fn recipient_of(message: &cm::Message) -> Common {
 
 // ---- the ICRC
 
-/// The result of an ICRC check.
+/// The result of checking a packet's ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IcrcCheck {
     Valid,
-    /// The ICRC is correct for an IPv4 identification that nothing confirms yet.
+    /// The ICRC is correct only for an IPv4 identification that no earlier packet of the peer makes plausible.
     Unverified,
     Invalid,
 }
@@ -564,7 +565,8 @@ impl RoceV2 {
     }
 }
 
-/// The recoveries for each length of a datagram, created when a length first occurs.
+/// For each length of a datagram, the table that finds the IPv4 identification for which an ICRC is correct. It is created
+/// when the length first occurs.
 struct Recoveries(Box<[OnceLock<Recovery>]>);
 
 impl Default for Recoveries {
@@ -591,12 +593,12 @@ const ACK_REQ_AT: usize = 8;
 const ACK_REQ: u8 = 0x80;
 /// The bits of a record that carry log2 of its sender's path MTU.
 const MTU_SHIFT: u8 = 0x0f;
-/// The bits of FETH's placement type.
+/// The bits of FETH's placement type, which say what a flush guarantees.
 const GLOBAL_VISIBILITY: u8 = 1;
 const PERSISTENCE: u8 = 2;
-/// The number of packet lengths, in words, up to that of the largest path MTU.
+/// The number of packet lengths, in words of four bytes, up to that of the largest path MTU.
 const LENGTHS: usize = (4096 + MAX_HEADER_LEN + MAX_TRAILER_LEN) / 4 + 1;
-/// The most peers whose identifications are stored.
+/// The most peers whose IPv4 identifications are stored.
 const PEERS: usize = 1024;
 
 #[cfg(test)]

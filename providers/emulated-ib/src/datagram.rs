@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one frame each, to a queue pair or to a group.
+//! Unreliable datagrams: one frame each, to a queue pair or to a multicast group.
 
 use std::net::IpAddr;
 
@@ -25,13 +25,13 @@ use verbs_api::{
 use crate::header::{Body, Header, IpFields};
 use crate::{Cx, Device, Qp, Sending};
 
-/// A remote Q_Key with this bit stands for the sender's own (IBTA 10.2.5).
+/// If a request's Q_Key has this bit, the datagram carries the sending queue pair's own Q_Key instead (IBTA 10.2.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// Sends a datagram. It completes when it has left.
+/// Sends a datagram to a queue pair or a multicast group. The request completes as soon as the datagram has left.
 ///
 /// # Errors
-/// The status of a request whose own memory was refused.
+/// The status of a request whose local memory was refused, or that is no datagram.
 pub fn send(
     qp: &Qp,
     half: &mut Sending,
@@ -93,7 +93,8 @@ pub fn send(
     Ok(())
 }
 
-/// Delivers a datagram to the queue pairs for which it is meant. A failure of one does not affect the others.
+/// Delivers a datagram that has arrived to the queue pair that it names, or to all that are attached to its multicast
+/// group. A failure of one queue pair does not affect the others.
 pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     match frame.header.body {
         Body::Datagram(_, _, Some(group)) => {
@@ -109,7 +110,8 @@ pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     }
 }
 
-// A wrong state, a wrong Q_Key, a missing receive or too little room drop the datagram and are counted (IBTA 9.8.3.1).
+// Delivers a datagram to one queue pair. A wrong state, a wrong Q_Key, a missing receive or too little room drop the
+// datagram, which is counted (IBTA 9.8.3.1).
 fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let Body::Datagram(qkey, extra, group) = frame.header.body else {
         return;

@@ -27,21 +27,21 @@ use crate::requester::Requester;
 use crate::responder::{Responder, respond};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
 
-/// The greatest distance from the expected PSN of a frame whose ICRC could not be verified.
+/// The greatest distance from the expected PSN at which a request whose ICRC could not be verified is accepted.
 const UNVERIFIED_PSN_RANGE: i32 = 1024;
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// InfiniBand's transport.
+/// The driver of a device with InfiniBand's transport.
 #[derive(Clone, Debug)]
 pub struct InfiniBand {
-    /// The device's name.
+    /// The name of the device.
     pub name: String,
-    /// Its address on the network.
+    /// The address of the device on its network.
     pub address: LinkAddress,
-    /// Windows of type 2A instead of 2B.
+    /// Whether the device has windows of type 2A instead of 2B.
     pub windows_2a: bool,
-    /// Queue pair 1, for a device on an IP network.
+    /// Queue pair 1 for management datagrams, on an IP network only.
     pub management: Option<Arc<Management>>,
 }
 
@@ -251,7 +251,7 @@ impl Driver for InfiniBand {
         }
     }
 
-    // A peer that waits for this queue pair is resumed at once, without waiting for its timer.
+    // Resumes a peer that waits for this queue pair at once, without waiting for the peer's timer.
     fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
         if qp.device.network().link().is_some() {
             return;
@@ -273,7 +273,7 @@ impl Driver for InfiniBand {
     }
 }
 
-// The system refuses to send frames of a queue pair. A message of an unreliable service counts as sent.
+// Handles the system's refusal to send frames of the queue pair `qpn`. A message of an unreliable service counts as sent.
 #[cold]
 fn handle_refusal(
     device: &Device<InfiniBand>,

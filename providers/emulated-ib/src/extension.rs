@@ -12,10 +12,10 @@ use verbs_api::{Access, WcStatus, extension::ExtensionOperation};
 
 use crate::{Cx, Qp};
 
-/// Returns the message of a request and the memory for its answer.
+/// Returns the message that an extension's request sends, and the memory for its answer.
 ///
 /// # Errors
-/// The status of a request whose own memory was refused.
+/// The status of a request whose local memory was refused.
 pub(crate) fn prepare<'p>(
     qp: &Qp,
     request: &Request<'_>,
@@ -28,7 +28,7 @@ pub(crate) fn prepare<'p>(
     Ok((message, sink.map_err(Fault::local_status)?))
 }
 
-/// Places an answer. Returns the number of bytes placed.
+/// Places the answer to an extension's request in `sink`. Returns the number of bytes placed.
 ///
 /// # Errors
 /// The status of a request whose operation the device no longer has.
@@ -42,7 +42,8 @@ pub(crate) fn place(
     Ok(operation::place(emulation, answer, sink))
 }
 
-/// Carries out a request that arrived in order, and returns its answer.
+/// Carries out an extension's request that has arrived in order, and returns its answer. `permitted` are the rights that
+/// the queue pair grants to its peer.
 ///
 /// # Errors
 /// No extension emulates the operation, which counts as an unknown opcode, or the operation was refused.

@@ -7,14 +7,15 @@ use verbs_api::ids::LinkAddress;
 use crate::header::Header;
 use crate::{Cx, Qp};
 
-/// Returns whether the network carries messages whole, not cut into packets.
+/// Returns whether the network carries a message of any length as one frame, without cutting it into packets.
 #[inline]
 pub(crate) fn is_uncut(qp: &Qp) -> bool {
     let link = qp.device.network().link();
     link.and_then(|link| link.max_frame()).is_none()
 }
 
-/// Returns the payload bytes of a full frame to this queue pair: one packet, or several if the link joins them.
+/// Returns the payload bytes of a full frame to the queue pair `qpn` at `to`: one packet, or several if the link joins
+/// them. `None` if a message of any length is one frame.
 #[inline]
 pub(crate) fn full_frame(
     qp: &Qp,
@@ -28,13 +29,14 @@ pub(crate) fn full_frame(
     Some(max_joined(qp, to, qpn).unwrap_or(1 << mtu_shift))
 }
 
-/// Returns the payload bytes of a frame with several packets to this queue pair, if the link carries such frames.
+/// Returns the most payload bytes of a frame that joins several packets to the queue pair `qpn` at `to`; `None` if the link
+/// does not join packets to it.
 #[inline]
 pub(crate) fn max_joined(qp: &Qp, to: Option<LinkAddress>, qpn: u32) -> Option<usize> {
     qp.device.network().link()?.max_joined(to?, qpn)
 }
 
-/// Sends a frame over the link, if there is one and the port is up.
+/// Sends a frame over the link to the port `to`. Without a link or while the port is down, the frame is dropped.
 #[inline]
 pub(crate) fn send(
     qp: &Qp,

@@ -1,4 +1,4 @@
-//! Headers of InfiniBand's transport, as values.
+//! The headers of InfiniBand's transport in decoded form.
 
 use verbs_api::qp::QpType;
 use verbs_api::{
@@ -9,44 +9,47 @@ use verbs_api::{
 pub use polyverbs_engine::request::SendExtra;
 pub use polyverbs_wire::roce::{Aeth, Nak, Position, Syndrome, SyndromeKind};
 
-/// The fields that are specific to an opcode.
+/// The part of a frame's header that is specific to its opcode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
-    /// SEND; its extra is in the last frame.
+    /// SEND: the frame's position in the message, and what the last frame carries in addition.
     Send(Position, SendExtra),
-    /// RDMA WRITE: address and total length in the first frame, immediate data in the last.
+    /// RDMA WRITE: the frame's position in the message, the remote address, the length of the message in bytes, and
+    /// immediate data. Address and length are those of the first frame, immediate data are in the last.
     Write(Position, RemoteAddress, u32, Option<[u8; 4]>),
-    /// RDMA READ request: address and length.
+    /// RDMA READ request: the remote address, and the number of bytes.
     ReadRequest(RemoteAddress, u32),
-    /// COMPARE SWAP: address, value to compare with, value to swap in.
+    /// COMPARE SWAP: the remote address, the value to compare with, and the value to swap in.
     CompareSwap(RemoteAddress, u64, u64),
-    /// FETCH ADD: address, value to add.
+    /// FETCH ADD: the remote address, and the value to add.
     FetchAdd(RemoteAddress, u64),
-    /// ATOMIC WRITE.
+    /// ATOMIC WRITE: the remote address. The payload has the eight bytes.
     AtomicWrite(RemoteAddress),
-    /// FLUSH: address, length, placement, whole region.
+    /// FLUSH: the remote address, the number of bytes, what the flush guarantees, and whether it flushes the whole region.
     Flush(RemoteAddress, u32, Access, bool),
     /// ACK, NAK or RNR NAK: the AETH says which.
     Acknowledge,
-    /// RDMA READ response.
+    /// RDMA READ response: the frame's position in the answer.
     ReadResponse(Position),
-    /// ATOMIC ACKNOWLEDGE: the original value.
+    /// ATOMIC ACKNOWLEDGE: the value of the operand before the operation.
     AtomicAcknowledge(u64),
-    /// A request of an extension: the extension's number and the operation's. Its message is the payload.
+    /// A request of an extension: the numbers of the extension and of its operation. The payload is the request's message.
     ExtensionRequest(u32, u16),
-    /// The answer to an extension's request, with the same numbers.
+    /// The answer to an extension's request, with the numbers of the request.
     ExtensionResponse(u32, u16),
-    /// UD SEND: the sender's Q_Key, its extra, and the group if it goes to one.
+    /// UD SEND: the Q_Key that the receiver must have, what the message carries in addition, and the multicast group if it
+    /// goes to one.
     Datagram(u32, SendExtra, Option<Gid>),
-    /// Congestion notification (CNP): packets of its receiver met congestion.
+    /// Congestion notification (CNP): packets that the receiver of this frame has sent have met congestion.
     Congestion,
-    /// The system refuses to send packets of its receiver, with this error number. The link makes this; no packet has it.
+    /// The system refuses to send packets of the queue pair that gets this frame, with this error number. The link makes
+    /// the frame; no packet on the wire has this body.
     Refused(i32),
 }
 
 impl Body {
-    /// Returns whether it reads memory or changes it atomically: such a request is served after the frames that arrived
-    /// with it were handled.
+    /// Returns whether this is a read, an atomic or a flush: the responder serves such a request after it has handled the
+    /// frames that arrived with it.
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(
             self,
@@ -64,7 +67,7 @@ impl Body {
             )
     }
 
-    /// Returns whether a requester sends it to a responder.
+    /// Returns whether a requester sends this to a responder. All other bodies go to a requester.
     pub const fn is_request(&self) -> bool {
         !matches!(
             self,
@@ -78,15 +81,15 @@ impl Body {
     }
 }
 
-/// Fields of the IP header, if the network has one: traffic class and hop limit of the path.
+/// The fields of the IP header that follow from the path, on a network that has IP headers.
 ///
-/// For a received frame, the traffic class is as the network left it: its lower two bits are those of explicit congestion
+/// In a received frame, the traffic class is as the network left it: its lower two bits are those of explicit congestion
 /// notification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpFields {
-    /// TOS or traffic class.
+    /// The TOS of IPv4, or the traffic class of IPv6.
     pub traffic_class: u8,
-    /// Time to live or hop limit; 0 for the system's default.
+    /// The time to live of IPv4, or the hop limit of IPv6; 0 for the system's default.
     pub hop_limit: u8,
 }
 
@@ -94,8 +97,8 @@ impl IpFields {
     /// The bits of explicit congestion notification in a traffic class.
     pub const ECN: u8 = 0b11;
 
-    /// Returns a traffic class that lets routers mark packets instead of dropping them, unless it sets the bits itself (RFC
-    /// 3168).
+    /// Returns the traffic class with the bit that lets routers mark packets instead of dropping them, unless it has bits
+    /// of congestion notification already (RFC 3168).
     pub const fn capable(traffic_class: u8) -> u8 {
         if traffic_class & Self::ECN == 0 {
             traffic_class | 0b10
@@ -104,53 +107,55 @@ impl IpFields {
         }
     }
 
-    /// Returns whether a frame has met congestion (RFC 3168).
+    /// Returns whether a router has marked the frame because the frame met congestion (RFC 3168).
     pub const fn met_congestion(self) -> bool {
         self.traffic_class & Self::ECN == Self::ECN
     }
 }
 
-/// A frame's header.
+/// The decoded header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
-    /// The service of its queue pair.
+    /// The service type of the two queue pairs.
     pub service: QpType,
-    /// The destination queue pair.
+    /// The number of the destination queue pair.
     pub dest_qp: u32,
-    /// The source queue pair; [`UNKNOWN_QP`](Self::UNKNOWN_QP) if the frame does not name it, because its receiver knows it
-    /// from the connection.
+    /// The number of the source queue pair; [`UNKNOWN_QP`](Self::UNKNOWN_QP) if the frame does not name it, because its
+    /// receiver knows it from the connection.
     pub src_qp: u32,
-    /// Packet sequence number.
+    /// The packet sequence number of the frame, or of its first packet.
     pub psn: Psn,
-    /// The sender requests an acknowledge.
+    /// Whether the sender requests an acknowledge.
     pub ack_req: bool,
-    /// The sender requests a solicited event.
+    /// Whether the sender requests a solicited event at the receiver.
     pub solicited: bool,
-    /// For a frame of XRC: the shared receive queue of a request, and 0 in an answer.
+    /// For a frame of XRC, the number of the shared receive queue that a request names, or 0 in an answer; `None` for other
+    /// frames.
     pub xrc: Option<u32>,
-    /// The AETH of an answer that has one.
+    /// The AETH of an answer that has one, which reports the responder's progress.
     pub aeth: Aeth,
-    /// Traffic class and hop limit.
+    /// The fields of the IP header that follow from the path.
     pub ip: IpFields,
-    /// The ICRC is correct only for an IPv4 identification that could not be verified. Such a frame is accepted only near
-    /// the expected PSN.
+    /// Whether the ICRC is correct only for an IPv4 identification that could not be verified. Such a frame is accepted
+    /// only near the expected PSN.
     pub icrc_unverified: bool,
-    /// For a request: its sender waits for the acknowledge. A record in shared memory carries this.
+    /// For a request, whether its sender waits for the acknowledge. A record in shared memory carries this.
     pub awaited: bool,
-    /// Its payload may be several packets, with consecutive numbers, because it came through shared memory.
+    /// Whether the payload may be several packets with consecutive PSNs, because the frame came through shared memory or
+    /// from a network that does not cut messages.
     pub joined: bool,
-    /// For a frame that came through shared memory: log2 of its sender's path MTU. The length of a packet shows by itself
-    /// whether both ends have the same.
+    /// For such a joined frame, log2 of its sender's path MTU in bytes. On the wire the length of a packet shows whether
+    /// both ends have the same path MTU.
     pub mtu_shift: u8,
-    /// For a request that goes through shared memory: the acknowledge of its receiver's requests, which would otherwise
-    /// follow it.
+    /// For a request through shared memory, the acknowledge (PSN and AETH) of the requests of its receiver, which would
+    /// otherwise follow in a frame of its own.
     pub acknowledges: Option<(Psn, Aeth)>,
-    /// The part that is specific to the opcode.
+    /// The part of the header that is specific to the opcode.
     pub body: Body,
 }
 
 impl Header {
-    /// Creates a header of a frame between two queue pairs, without any request bits.
+    /// Creates the header of a frame between two queue pairs. All flags and the optional fields are unset.
     #[inline]
     pub fn new(service: QpType, src_qp: u32, dest_qp: u32, psn: Psn, body: Body) -> Self {
         Self {
@@ -172,8 +177,8 @@ impl Header {
         }
     }
 
-    /// Returns whether a frame at this position of a message may have `length` bytes if the receiver's path MTU is
-    /// `1 << mtu_shift`: first and middle packets are full, last ones are not empty (IBTA 9.7.4.1.6).
+    /// Returns whether the payload of a frame at this position of a message may have `length` bytes if the receiver's path
+    /// MTU is `1 << mtu_shift`: first and middle packets are full, last ones are not empty (IBTA 9.7.4.1.6).
     #[inline]
     pub const fn fits(&self, position: Position, length: usize, mtu_shift: u8) -> bool {
         match self.joined {
@@ -182,24 +187,25 @@ impl Header {
         }
     }
 
-    /// Returns whether it only acknowledges everything up to its number.
+    /// Returns whether the frame is an acknowledge without a refusal: it acknowledges everything up to its PSN, and nothing
+    /// else.
     #[inline]
     pub const fn is_ack(&self) -> bool {
         matches!(self.body, Body::Acknowledge) && self.aeth.syndrome.is_ack()
     }
 
-    /// The source queue pair of a frame that does not name it: on the wire only datagrams do.
+    /// The `src_qp` of a frame that does not name its source queue pair. On the wire only datagrams name it.
     pub const UNKNOWN_QP: u32 = u32::MAX;
 
-    /// Returns whether it may come from this queue pair.
+    /// Returns whether the frame may come from the queue pair `qpn`: it names that one, or none.
     #[inline]
     pub const fn may_come_from(&self, qpn: u32) -> bool {
         self.src_qp == qpn || self.src_qp == Self::UNKNOWN_QP
     }
 }
 
-/// Returns whether the packets that are joined in a frame of `length` bytes are as long as both ends expect, whose path MTUs
-/// are `1 << mtu_shifts`. If those differ, only a message of one packet is, as on the wire.
+/// Returns whether the packets that are joined in a frame of `length` bytes are as long as both ends expect, whose path
+/// MTUs are `1 << mtu_shifts`. If these differ, only a message of one packet is, as on the wire.
 #[inline]
 pub const fn joined_packets_fit(position: Position, length: usize, mtu_shifts: [u8; 2]) -> bool {
     let [a, b] = mtu_shifts;
@@ -210,7 +216,8 @@ pub const fn joined_packets_fit(position: Position, length: usize, mtu_shifts: [
     }
 }
 
-/// Returns how many sequence numbers a message of `length` bytes takes: at least one.
+/// Returns how many packet sequence numbers a message of `length` bytes takes if the path MTU is `1 << mtu_shift`: at least
+/// one.
 #[inline]
 pub const fn packets(length: u64, mtu_shift: u8) -> u32 {
     let packets = (length + (1 << mtu_shift) - 1) >> mtu_shift;

@@ -36,7 +36,7 @@ pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;
 pub type QpRef = polyverbs_engine::qp::QpRef<InfiniBand>;
 /// The context of the engine call to which an operation belongs.
 pub type Cx<'p> = polyverbs_engine::device::Cx<'p, InfiniBand>;
-/// The sending half of a queue pair, locked.
+/// The sending half of a queue pair, which the caller has locked.
 pub type Sending = polyverbs_engine::qp::Requester<InfiniBand>;
-/// The receiving half of a queue pair, locked.
+/// The receiving half of a queue pair, which the caller has locked.
 pub type Receiving = polyverbs_engine::qp::Responder<InfiniBand>;

@@ -1,8 +1,8 @@
 //! Queue pair 1: management datagrams of a device on an IP network (IBTA 13.5.1).
 //!
-//! They are UD SENDs like any others, to and from a queue pair that no program owns. A connection manager
-//! [attaches](ManagementPort::attach) to handle them. Without one, this refuses REQ and SIDR_REQ: if several programs share
-//! an address, they may arrive at one that uses no connection manager.
+//! Management datagrams are UD SENDs like any others, to and from a queue pair that no program owns. A connection manager
+//! [attaches](ManagementPort::attach) to handle them. Without one, this module refuses REQ and SIDR_REQ: if several
+//! programs share an address, these requests may arrive at a program that uses no connection manager.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::Device;
 use crate::codec::RoceV2;
 use crate::header::{Body, Header, IpFields, SendExtra};
 
-/// Queue pair 1 of a device.
+/// Queue pair 1 of a device, which sends and receives management datagrams.
 pub struct Management {
     link: Arc<UdpLink<RoceV2>>,
     device: OnceLock<Weak<Device>>,
@@ -37,7 +37,7 @@ pub struct Management {
 }
 
 impl Management {
-    /// Creates queue pair 1 of this link, without a device.
+    /// Creates queue pair 1 on this link. [`bind`](Self::bind) sets its device later.
     pub fn new(link: Arc<UdpLink<RoceV2>>) -> Arc<Self> {
         Arc::new(Self {
             link,
@@ -48,7 +48,7 @@ impl Management {
         })
     }
 
-    /// Sets the device that it belongs to, once.
+    /// Sets the device to which queue pair 1 belongs. Only the first call has an effect.
     pub fn bind(&self, device: &Arc<Device>) {
         let _ = self.device.set(Arc::downgrade(device));
     }
@@ -58,7 +58,7 @@ impl Management {
         (!device.is_removed()).then_some(device)
     }
 
-    /// Reports the first packet for a queue pair that has a peer.
+    /// Reports to the connection manager that a connected queue pair has received its first packet.
     pub(crate) fn note_traffic(self: &Arc<Self>, device: &Device, qp: Qpn) {
         if self.sink.get().is_none() {
             return;
@@ -73,7 +73,8 @@ impl Management {
         device.network().serve_later(Box::new(tell));
     }
 
-    /// Reports that the system refuses to send management datagrams to an address.
+    /// Reports to the connection manager that the system refuses, with this error number, to send management datagrams to
+    /// an address.
     pub(crate) fn note_refusal(self: &Arc<Self>, device: &Device, to: LinkAddress, errno: i32) {
         let LinkAddress::Ip(to) = to else { return };
         let management = Arc::clone(self);
@@ -86,8 +87,8 @@ impl Management {
         device.network().serve_later(Box::new(tell));
     }
 
-    /// Handles a frame that has arrived. One with another Q_Key than management datagrams is counted and dropped; one with
-    /// another length is dropped.
+    /// Handles a frame that has arrived for queue pair 1. A frame with a wrong Q_Key is counted and dropped; one with
+    /// another length than a management datagram is dropped.
     #[cold]
     pub(crate) fn handle(self: &Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
         let Body::Datagram(q_key, ..) = frame.header.body else {
@@ -130,7 +131,8 @@ impl Management {
     }
 }
 
-// Returns the refusal of a request, because no connection manager listens (IBTA 12.6.7.2, 12.11.1.2).
+// Returns the refusal of a connection request, because no connection manager listens (IBTA 12.6.7.2, 12.11.1.2); `None` for
+// any other datagram.
 fn refused(datagram: &[u8; MAD_LEN]) -> Option<[u8; MAD_LEN]> {
     const NOT_SUPPORTED: u8 = 1;
     let asked = mad::decode(datagram).ok()?;
@@ -233,5 +235,5 @@ impl fmt::Debug for Management {
     }
 }
 
-/// The most datagrams that wait to be delivered.
+/// The most datagrams that wait for delivery to the connection manager; further ones are dropped.
 const WAITING: usize = 1024;

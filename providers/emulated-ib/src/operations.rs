@@ -1,4 +1,5 @@
-//! The operations of requests on this side's memory. They check rights of keys and bounds, but not order and state.
+//! The operations of a peer's requests on this device's memory. They check rights of keys and bounds, but not order and
+//! state.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::Region;
@@ -59,7 +60,7 @@ pub(crate) fn read_region<'p>(
     Ok(spans)
 }
 
-// A request that would be refused is refused when it arrives, not when it is served.
+// Checks a request that is served later, so that a request that would be refused is refused when it arrives.
 pub(crate) fn check_served(qp: &Qp, body: Body, cx: &Cx<'_>) -> Result<(), Refusal> {
     match body {
         Body::ReadRequest(remote, length) => read_region(qp, remote, length, cx).map(drop)?,
@@ -109,7 +110,8 @@ fn flush(
     Ok(())
 }
 
-// Carries out a read, an atomic or a flush. Returns the answer, and the original value to be stored.
+// Carries out a read, an atomic or a flush. Returns the answer, and the operand's original value, which is stored for
+// duplicates.
 pub(crate) fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refusal> {
     let original = match body {
         Body::ReadRequest(remote, length) => {

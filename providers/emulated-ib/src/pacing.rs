@@ -9,52 +9,53 @@ use std::time::Duration;
 
 use verbs_api::ids::Psn;
 
-/// The most frames of a read's answer that one request asks for: larger reads are requested piece by piece.
+/// The most packets of a read's answer that one read request asks for: a larger read is requested piece by piece.
 const PIECE: u32 = 32;
 
-/// Returns how many frames of `1 << mtu_shift` bytes of a read's answer are requested together. They arrive at once, and
-/// the requester has room for `room` bytes. A quarter of that is the kernel's own.
+/// Returns how many packets of `1 << mtu_shift` bytes one read request asks for. They arrive at once, and the requester's
+/// socket has room for `room` bytes, a quarter of which is the kernel's own; `None` is no limit.
 pub(crate) fn piece(room: Option<usize>, mtu_shift: u8) -> u32 {
     let fits = room.map_or(usize::MAX, |room| (room / 4 * 3) >> mtu_shift);
     let fits = u32::try_from(fits).unwrap_or(u32::MAX).clamp(1, PIECE);
     1 << fits.ilog2()
 }
 
-/// The most frames of a read's answer that leave at once, and the time until the next ones do. A queue pair of this crate
-/// requests fewer at a time, other peers as many as they like.
+/// The most packets of a read's answer that a responder sends at once, and the time until it sends the next ones. A queue
+/// pair of this crate requests fewer at a time, other peers as many as they like.
 pub(crate) const READ_AT_ONCE: u32 = 64;
 pub(crate) const READ_EVERY: Duration = Duration::from_micros(50);
 
-/// The smallest window.
+/// The smallest window, in packets.
 const LEAST: u32 = 2;
-/// Bytes and frames of the first window.
+/// Bytes and packets of the first window; the larger of the two applies.
 const FIRST: (u32, u32) = (64 << 10, 16);
-/// Bytes and frames of the largest window: a receive buffer of ordinary size, and a processor's cache, hold them.
+/// Bytes and packets of the largest window; the smaller of the two applies. A receive buffer of ordinary size, and a
+/// processor's cache, hold them.
 const MOST: (u32, u32) = (512 << 10, 1024);
-/// Bytes and frames of the largest window between queue pairs at one address, where nothing is lost and one poll reads
-/// everything.
+/// Bytes and packets of the largest window between queue pairs at one address, where nothing is lost and one poll reads
+/// everything; the smaller of the two applies.
 const MOST_AT_HOME: (u32, u32) = (1 << 20, 1024);
-/// The number of answered frames after which a path counts as lossless.
+/// The number of answered packets after a loss until the path counts as lossless.
 const SOUND: u32 = 1024;
-/// A requester asks for an acknowledge at least once in this many frames.
+/// A requester asks for an acknowledge at least once in this many packets.
 const ACK_EVERY: u32 = 32;
-/// The least time between two congestion notifications.
+/// The least time between two congestion notifications to one peer.
 pub(crate) const NOTIFY_EVERY: Duration = Duration::from_micros(50);
 
-/// The window of a requester, in frames.
+/// The send window of a requester, in packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SendWindow {
     window: u32,
-    /// The window doubles with each round up to this size.
+    /// The window doubles with each round until it has this size; from then on it grows slowly.
     threshold: u32,
     most: u32,
-    /// Frames that were answered since the window last grew by a step.
+    /// The packets that were answered since the window last grew by a step.
     answered: u32,
-    /// Losses before this number has been answered count as one.
+    /// Losses count as one until everything before this PSN was answered; `None` if no loss is recent.
     recovers_at: Option<Psn>,
-    /// The number of frames that must be answered until the path counts as lossless.
+    /// How many more packets must be answered until the path counts as lossless; 0 if it does.
     sound_after: u32,
-    /// The window and the threshold before the timeouts since the last answer.
+    /// The window and the threshold before the timeouts since the last answer; `None` if there was no timeout.
     before_timeout: Option<(u32, u32)>,
 }
 
@@ -65,7 +66,8 @@ impl Default for SendWindow {
 }
 
 impl SendWindow {
-    /// Creates the window of a path with frames of `1 << mtu_shift` bytes, to another address or to the device's own.
+    /// Creates the window of a path with packets of `1 << mtu_shift` bytes. `at_home` says whether the peer has the
+    /// device's own address, where nothing is lost.
     pub(crate) fn new(mtu_shift: u8, at_home: bool) -> Self {
         let frames = |(bytes, frames): (u32, u32), least: bool| {
             let carried = bytes >> mtu_shift;
@@ -88,24 +90,25 @@ impl SendWindow {
         }
     }
 
-    /// Returns whether the peer has recently reported a loss.
+    /// Returns whether the peer has recently reported a loss, so that the path counts as lossy.
     pub(crate) const fn loses(&self) -> bool {
         self.sound_after > 0
     }
 
-    /// Returns how many frames may be under way.
+    /// Returns how many packets may be sent without an answer.
     pub(crate) const fn size(&self) -> u32 {
         self.window
     }
 
-    /// Returns whether a frame of `packets` packets asks for an acknowledge. Its first packet has the number `psn`, and
-    /// `under_way` packets precede it.
+    /// Returns whether a frame of `packets` packets requests an acknowledge. Its first packet has the number `psn`, and
+    /// `under_way` packets before it have no answer yet.
     pub(crate) fn wants_ack(&self, psn: Psn, packets: u32, under_way: u32) -> bool {
         let every = (self.window / 4).clamp(1, ACK_EVERY).next_power_of_two();
         psn.plus(packets - 1).value() % every < packets || under_way + packets >= self.window
     }
 
-    /// Notes that `frames` of `under_way` frames were answered, and everything before `psn`.
+    /// Notes that `frames` of `under_way` packets without an answer were answered, and so everything before `psn`. The
+    /// window may grow.
     pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: Psn) {
         self.sound_after = self.sound_after.saturating_sub(frames);
         self.before_timeout = None;
@@ -131,13 +134,14 @@ impl SendWindow {
         self.window = self.window.min(self.most);
     }
 
-    /// Notes that the peer reports a loss; everything before `sent` has been sent.
+    /// Notes that the peer has reported a loss, and halves the window. Everything before `sent` has been sent.
     pub(crate) fn lost(&mut self, sent: Psn) {
         self.sound_after = SOUND;
         self.congested(sent);
     }
 
-    /// Notes that a frame met congestion, or that its answer is late.
+    /// Halves the window, because a packet met congestion or its answer is late. Until everything before `sent` was
+    /// answered, this happens once.
     pub(crate) fn congested(&mut self, sent: Psn) {
         if self.recovers_at.is_none() {
             self.threshold = (self.window / 2).max(LEAST);
@@ -147,8 +151,8 @@ impl SendWindow {
         }
     }
 
-    /// Notes a timeout: all outstanding frames count as lost. From the first acknowledge on the window doubles again. A
-    /// timeout does not show that the path is lossy: the peer may have had no processor.
+    /// Notes a timeout: all packets without an answer count as lost, and the window becomes the smallest. It doubles again
+    /// from the first acknowledge on. A timeout does not make the path count as lossy: the peer may have had no processor.
     pub(crate) fn timed_out(&mut self) {
         self.before_timeout
             .get_or_insert((self.window, self.threshold));
@@ -158,8 +162,8 @@ impl SendWindow {
         self.recovers_at = None;
     }
 
-    /// Notes an answer for more than was retransmitted: it was late, and the timeout before it is undone (RFC 5682 does the
-    /// same for TCP). Returns whether there was one.
+    /// Notes an answer for more packets than were retransmitted: the answer was late, so this undoes the change of the
+    /// window by the timeout before (RFC 5682 does the same for TCP). Returns whether there was a timeout.
     pub(crate) fn was_late(&mut self) -> bool {
         let before = self.before_timeout.take();
         if let Some((window, threshold)) = before {

@@ -6,8 +6,8 @@
 //! sequence error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so it does not
 //! report a second loss of the same frame. If the peer has recently reported a gap, the requester does not wait for the
 //! timeout: it retransmits the oldest frame after twice the time that answers usually take, and then after twice as long
-//! each time. These retransmissions use up no retry, and do not delay the timeout. Frames that the system refuses to send are
-//! retransmitted at once, which does use up retries ([`handle_refusal`]).
+//! each time. These retransmissions use up no retry, and do not delay the timeout. Frames that the system refuses to send
+//! are retransmitted at once, which does use up retries ([`handle_refusal`]).
 
 use std::time::Duration;
 
@@ -38,54 +38,55 @@ use crate::pacing::{self, SendWindow};
 use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
-/// This `rnr_retry` means infinite retries.
+/// The value of `rnr_retry` with which a requester retries without end.
 const RNR_FOREVER: u8 = 7;
 
-/// On a lossy path a frame is retransmitted no earlier than after this fraction of the timeout.
+/// On a lossy path a frame is retransmitted no earlier than after the acknowledge timeout divided by this number.
 const SHORTER: u32 = 64;
 
-/// The state of a requester: the fields that each request uses, and the rest.
+/// The transport's state of a requester: the fields that each request uses, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Requester {
-    /// The epoch in which the peer was last connected to this queue pair.
+    /// The epoch of the peer's responder when it last took a request of this queue pair directly; 0 if it must not get the
+    /// next one by the express path.
     pub peer_epoch: u64,
-    /// The sequence number of the next frame that was never sent.
+    /// The packet sequence number of the next packet that was never sent.
     pub next_psn: Psn,
-    /// log2 of the path MTU.
+    /// log2 of the path MTU in bytes.
     pub mtu_shift: u8,
-    /// State that only requests which wait, or go over a link, use.
+    /// State that is used only by requests that wait or go over a link.
     pub rest: Box<RequesterRest>,
 }
 
-/// The state of a requester for requests that wait or go over a link.
+/// The state of a requester that is used only by requests that wait or go over a link.
 #[derive(Debug, Default)]
 pub struct RequesterRest {
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub peer_qpn: u32,
-    /// The address of the peer's port.
+    /// The link address of the peer's port; `None` before the program has set the path.
     pub peer_address: Option<LinkAddress>,
-    /// The IP header fields of frames to the peer.
+    /// The traffic class and hop limit of frames to the peer.
     pub ip: IpFields,
-    /// The most outstanding reads and atomics.
+    /// How many reads and atomics may be outstanding at a time.
     pub max_rd_atomic: u8,
-    /// The code of the acknowledge timeout.
+    /// The code of the acknowledge timeout, which is 4.096 µs x 2^code; 0 for none.
     pub timeout: u8,
-    /// Retries after a timeout or a sequence error.
+    /// How often a request is retried after a timeout or a sequence error, before it fails.
     pub retry_cnt: u8,
-    /// Retries after the peer had no receive.
+    /// How often a request is retried after RNR NAKs, before it fails; 7 for no limit.
     pub rnr_retry: u8,
-    /// This queue pair's own Q_Key, for datagrams.
+    /// This queue pair's own Q_Key, which a datagram carries if its request says so.
     pub qkey: u32,
-    /// The retries that are left.
+    /// How many of the `retry_cnt` retries are left.
     pub retries_left: u8,
-    /// The retries that are left after the peer had no receive.
+    /// How many of the `rnr_retry` retries are left.
     pub rnr_left: u8,
-    // The peer had no receive: the requester waits until this time.
+    // The requester waits until this time, because the peer had no receive.
     rnr_until: Option<Time>,
-    // If no answer arrives before this time, the oldest frame is retransmitted.
+    // If no answer arrives before this time, the oldest frame without an answer is retransmitted.
     ack_until: Option<Time>,
-    // The beginning of that wait, however often the frame has been sent since.
+    // When the requester began to wait for that answer, however often it has sent the frame since.
     waits_since: Option<Time>,
     // The longest time that a recent answer took.
     slowest: Duration,
@@ -95,23 +96,23 @@ pub struct RequesterRest {
     was_repeated: bool,
     // The error number with which the system has refused to send since the last answer.
     refused: Option<i32>,
-    // Everything before this was retransmitted since the last timeout.
+    // Everything before this PSN was retransmitted since the last timeout.
     repeated: Psn,
     // For a path through shared memory: the records that must be read before a frame without an answer counts as lost.
     unread: Option<Unread>,
     // On a lossy path: when the oldest frame is retransmitted before the timeout, and how long that wait is.
     repeat_at: Option<(Time, Duration)>,
-    // For a link: the first request of the queue that was not sent completely.
+    // For a link: the index of the first request of the queue that was not sent completely.
     cursor: usize,
-    // For a link: everything before this has been acknowledged.
+    // For a link: everything before this PSN has been acknowledged.
     unacked: Psn,
-    // For a link: everything before this has been sent at least once.
+    // For a link: everything before this PSN has been sent at least once.
     sent: Psn,
-    // For a link: the missing answer that was requested again because a later one arrived.
+    // For a link: the PSN of the missing answer that was requested again because a later one arrived.
     asked_again: Option<Psn>,
-    // For a link: the number of messages begun.
+    // For a link: the number of messages that were begun.
     messages: u32,
-    // For a link: the last message for which the peer has a receive.
+    // For a link: the number of the last message for which the peer has a receive; `None` without a limit.
     limit: Option<u32>,
     // The peer once set no limit: its credits are ignored from then on.
     unlimited: bool,
@@ -119,12 +120,12 @@ pub struct RequesterRest {
     window: SendWindow,
 }
 
-/// A position in shared memory.
+/// The records in shared memory that must be read before a frame without an answer counts as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
-    /// The peer's process must read up to this position, and answer.
+    /// The peer's process must read this process's records up to this position, and answer.
     ByPeer(u32),
-    /// This process must read up to this position, where the answer is.
+    /// This process must read the peer's records up to this position, because the answer may be among them.
     Here(u32),
 }
 
@@ -146,7 +147,7 @@ impl Unread {
 }
 
 impl Requester {
-    /// Begins with this sequence number, on a device with this address.
+    /// Prepares the requester to send from the packet sequence number `sq_psn` on. `own` is the address of its device.
     pub fn begin(&mut self, sq_psn: Psn, own: LinkAddress) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
@@ -211,7 +212,8 @@ impl RequesterRest {
     }
 }
 
-/// Tries a request at once: no request before it waits to leave.
+/// Tries to carry out a request that no earlier request delays: on a direct network by a call of the peer, over a link by
+/// sending what one frame holds.
 #[inline]
 pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     if request.op.is_local() {
@@ -269,7 +271,7 @@ fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<
     }
 }
 
-/// Returns whether a request of the queue has not left.
+/// Returns whether the send queue has a request that was not sent completely.
 #[inline]
 pub fn waits(half: &Sending) -> bool {
     // The queue is checked first, because `rest` is on another cache line, which is not fetched yet if a program uses its
@@ -306,7 +308,7 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
     attempt
 }
 
-// Handles a request without a peer, which an unreliable sender does not notice.
+// Handles a request to a peer that cannot be found, which an unreliable sender does not notice.
 #[cold]
 fn no_peer(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
     if qp.qp_type == QpType::Rc {
@@ -410,13 +412,14 @@ fn exchange_extension(
     }
 }
 
-// Returns whether a request that finds no receive is not retried, because a rule is broken.
+// Returns whether a request that finds no receive fails without a retry, because a test breaks that rule.
 #[inline]
 fn is_given_up(op: &Op) -> bool {
     rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(SendExtra::Nothing))
 }
 
-// Passes a request to a peer that is reached directly, if it is still connected. Returns its answer, and log2 of its path MTU.
+// Passes a request to a peer on the direct network, if it is still connected. Returns the peer's answer, and log2 of its
+// path MTU.
 #[inline]
 fn hand_over<'p>(
     qp: &Qp,
@@ -445,7 +448,7 @@ fn hand_over<'p>(
     (answer, peer_mtu_shift)
 }
 
-// Takes the sequence numbers of a request of `bytes` bytes.
+// Takes the packet sequence numbers of a request of `bytes` bytes.
 #[inline]
 fn take_numbers(half: &mut Sending, bytes: u64) {
     let taken = packets(bytes, half.driver.mtu_shift);
@@ -612,7 +615,8 @@ fn repeat_after(qp: &Qp, half: &mut Sending, now: Time, wait: Duration) {
     qp.wake_at(half, at);
 }
 
-/// Handles an expired timer of this requester.
+/// Handles an expired timer of this requester: ends its wait for a receive, retransmits the oldest frame without an answer,
+/// or sends further frames.
 pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     if half.driver.rest.rnr_until.is_some_and(|until| until <= now) {
         half.driver.rest.rnr_until = None;
@@ -661,9 +665,9 @@ fn retransmit(qp: &Qp, half: &mut Sending, cause: &'static str) {
     go_back_to_lost(qp, half, cause);
 }
 
-/// The system refuses to send frames of this requester. It retransmits them at once, because a firewall may refuse one frame
-/// and not the next. If there is no route to a peer that has answered before, it waits for the timeout, because routes come
-/// back.
+/// Handles the system's refusal to send frames of this requester. It retransmits them at once, because a firewall may
+/// refuse one frame and not the next. If there is no route to a peer that has answered before, the requester waits for the
+/// timeout, because routes come back.
 #[cold]
 pub fn handle_refusal(qp: &Qp, half: &mut Sending, errno: i32, cx: &mut Cx<'_>) {
     let has_begun = |wqe: &Wqe| matches!(wqe.phase, Phase::Started | Phase::Sent);
@@ -707,7 +711,7 @@ fn fail_front(qp: &Qp, half: &mut Sending, status: WcStatus, cx: &mut Cx<'_>) {
 
 // ---- the queue
 
-/// Continues with the queue.
+/// Continues with the send queue: sends as many of its requests as the link and the peer allow.
 pub fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     go_on(qp, half, false, cx);
 }
@@ -880,7 +884,7 @@ fn note_credits(half: &mut Sending, aeth: Aeth) {
     };
 }
 
-// Returns the number of outstanding pieces of reads, and atomics.
+// Returns how many atomics and pieces of reads are outstanding.
 fn outstanding_reads(qp: &Qp, half: &Sending) -> usize {
     let piece = piece(qp, half);
     let begun = half
@@ -900,7 +904,7 @@ fn outstanding_reads(qp: &Qp, half: &Sending) -> usize {
     begun.map(pieces).sum()
 }
 
-// Gives a request its sequence numbers.
+// Gives a request its packet sequence numbers.
 fn start(qp_type: QpType, half: &mut Sending, index: usize) {
     let (next, shift) = (half.driver.next_psn, half.driver.mtu_shift);
     let wqe = &mut half.queue[index];
@@ -926,12 +930,12 @@ fn message_length(wqe: &Wqe) -> u64 {
     }
 }
 
-// Returns the number of the frame that begins at this byte of a request.
+// Returns the PSN of the frame that begins at this byte of a request.
 fn psn_at(wqe: &Wqe, offset: u64, mtu_shift: u8) -> Psn {
     Psn::new(wqe.first).plus((offset >> mtu_shift) as u32)
 }
 
-// Returns the number after those of a request.
+// Returns the PSN after those of a request.
 fn psn_behind(wqe: &Wqe) -> Psn {
     Psn::new(wqe.first).plus(wqe.count)
 }
@@ -966,7 +970,7 @@ fn complete_in_order(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     half.driver.rest.cursor = half.driver.rest.cursor.saturating_sub(gone);
 }
 
-// Counts a frame with this number as a retransmission if it was sent before.
+// Counts a frame with this PSN as a retransmission if it was sent before.
 fn note_sent_again(half: &mut Sending, psn: Psn) {
     if half.driver.rest.sent.distance_from(psn) > 0 {
         half.rare().counters.retransmissions += 1;
@@ -1074,7 +1078,7 @@ fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &
 
 // ---- answers
 
-/// Packets of this requester, or responses to it, met congestion.
+/// Makes the send window smaller, because packets of this requester, or answers to it, met congestion.
 pub fn slow_down(half: &mut Sending) {
     let sent = half.driver.rest.sent;
     half.driver.rest.window.congested(sent);
@@ -1086,7 +1090,8 @@ fn note_loss(half: &mut Sending) {
     half.driver.rest.window.lost(sent);
 }
 
-/// Handles an answer that has arrived from the link.
+/// Handles an answer that the link has delivered: an acknowledge, a NAK, or the data of a read, an atomic or an extension's
+/// operation.
 pub fn handle_answer(
     qp: &Qp,
     half: &mut Sending,
@@ -1188,7 +1193,7 @@ fn go_back_to_lost(qp: &Qp, half: &mut Sending, cause: &'static str) {
     go_back(half, half.driver.rest.unacked);
 }
 
-// Sets the cursor back to the frame with this number. Answered frames stay answered.
+// Sets the cursor back to the frame with this PSN. Answered frames stay answered.
 fn go_back(half: &mut Sending, psn: Psn) {
     let shift = half.driver.mtu_shift;
     let mut cursor = None;

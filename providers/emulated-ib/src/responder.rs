@@ -28,53 +28,55 @@ use crate::operations::{check_served, place, read_region, serve, word, write_reg
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
 use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
 
-/// Bytes of the longest message.
+/// The length of the longest message in bytes.
 const LONGEST: u32 = 1 << 31;
 /// The number of recent datagrams with which a new one is compared, to detect duplicates.
 const RECENT: usize = 64;
 
-/// The state of a responder: the fields that each request uses, and the rest.
+/// The transport's state of a responder: the fields that each request uses, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Responder {
-    /// A unique number that changes with every modify. A peer that has seen it knows that the connection is still the same.
+    /// A unique number that changes with every modify. A requester that has stored it knows that the queue pair was not
+    /// modified since.
     pub epoch: u64,
-    /// The sequence number of the next request.
+    /// The packet sequence number of the next request.
     pub expected: Psn,
-    /// The rights of the peer.
+    /// The rights that the queue pair grants to its peer.
     pub access: Access,
     nak_sent: bool,
-    /// log2 of the path MTU.
+    /// log2 of the path MTU in bytes.
     pub mtu_shift: u8,
     inbound: Inbound,
-    /// State that only requests which wait, or come over a link, use.
+    /// State that is used only by requests that wait or come over a link.
     pub rest: Box<ResponderRest>,
 }
 
-/// The state of a responder for requests that wait or come over a link.
+/// The state of a responder that is used only by requests that wait or come over a link.
 #[derive(Debug, Default)]
 pub struct ResponderRest {
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub peer_qpn: u32,
-    /// The address of the peer's port.
+    /// The link address of the peer's port; `None` before the program has set the path.
     pub peer_address: Option<LinkAddress>,
-    /// The IP header fields of frames to the peer.
+    /// The traffic class and hop limit of frames to the peer.
     pub ip: IpFields,
-    /// The timer code of RNR NAKs.
+    /// The timer code that RNR NAKs of this queue pair carry.
     pub min_rnr_timer: u8,
-    /// The most reads and atomics that may wait to be served.
+    /// How many reads and atomics of the peer may wait to be served.
     pub max_dest_rd_atomic: u8,
-    /// The Q_Key that datagrams must carry.
+    /// The Q_Key that datagrams to this queue pair must carry.
     pub qkey: u32,
-    /// The number of completed messages; modulo 2^24 on the wire.
+    /// The message sequence number: how many messages were completed; modulo 2^24 on the wire.
     pub msn: u32,
-    /// The acknowledge up to this sequence number waits until nothing more arrives.
+    /// The acknowledge of everything up to this PSN is kept back until no further frame arrives; `None` if nothing is kept
+    /// back.
     pub(crate) owed: Option<Psn>,
-    /// The peer waits for the pending acknowledge.
+    /// Whether the peer waits for the acknowledge that is kept back.
     pub(crate) is_awaited: bool,
-    /// The network will settle this queue pair.
+    /// Whether the queue pair is on the network's list of those that send an acknowledge later.
     pub(crate) is_noted: bool,
-    /// Before this time no further congestion notification is sent to the peer.
+    /// Before this time no further congestion notification (CNP) is sent to the peer.
     pub notified_until: Time,
     // For XRC: the shared receive queue of the current message.
     srqn: u32,
@@ -92,27 +94,27 @@ impl ResponderRest {
         self.framed.as_ref()?.waiting.front().copied()
     }
 
-    /// Notes a datagram of a link. Returns `false` for a duplicate.
+    /// Notes a datagram that came over a link. Returns `false` for a duplicate of a recent one.
     pub(crate) fn is_new(&mut self, datagram: &Frame<'_, Header>) -> bool {
         self.framed().recent.is_new(datagram)
     }
 }
 
 impl Responder {
-    // Returns whether no message has arrived in part.
+    // Returns whether no message has arrived only in part.
     #[inline]
     fn is_between(&self) -> bool {
         matches!(self.inbound, Inbound::None)
     }
 
-    /// Returns whether no message is incomplete and `psn` is expected next.
+    /// Returns whether no message is incomplete, no NAK is outstanding, and `psn` is the expected packet sequence number.
     #[inline]
     pub fn is_between_messages(&self, psn: Psn) -> bool {
         self.expected == psn && matches!(self.inbound, Inbound::None) && !self.nak_sent
     }
 }
 
-/// The message that is arriving.
+/// The message of which frames are arriving.
 #[derive(Clone, Copy, Debug, Default)]
 enum Inbound {
     #[default]
@@ -125,7 +127,7 @@ enum Inbound {
         total: u32,
         received: u32,
     },
-    /// A part of an unreliable message is missing.
+    /// A part of an unreliable message is missing, so the rest of it is dropped.
     Broken,
 }
 
@@ -133,7 +135,7 @@ enum Inbound {
 #[derive(Debug, Default)]
 struct Framed {
     waiting: VecDeque<Header>,
-    /// The bytes of the first one's answer that have left.
+    /// How many bytes of the answer to the first waiting request have been sent.
     left: usize,
     served: VecDeque<Served>,
     recent: Recent,
@@ -152,7 +154,7 @@ impl Framed {
 struct Recent(VecDeque<(LinkAddress, Header, u64)>);
 
 impl Recent {
-    /// Notes a datagram. Returns `false` for a duplicate, which has the same number and equal contents.
+    /// Notes a datagram. Returns `false` for a duplicate of a recent one: one with the same sender, header and contents.
     fn is_new(&mut self, frame: &Frame<'_, Header>) -> bool {
         let mut hasher = DefaultHasher::new();
         frame.payload.to_vec().hash(&mut hasher);
@@ -168,7 +170,7 @@ impl Recent {
     }
 }
 
-/// A read or atomic that the peer may repeat.
+/// A read, an atomic or another request with an answer that was served, in case the peer repeats it.
 #[derive(Clone, Debug)]
 struct Served {
     psn: Psn,
@@ -179,7 +181,7 @@ struct Served {
     answer: Octets,
 }
 
-/// A request frame. `direct` is the requester if it waits for the answer on this thread.
+/// A request frame that has arrived. `direct` is the requester's queue pair if it waits for the answer on this thread.
 struct Incoming<'a> {
     qp: &'a Qp,
     header: &'a Header,
@@ -188,12 +190,12 @@ struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    // Returns the number after those of `length` bytes.
+    // Returns the PSN after those of a frame of `length` bytes.
     fn psn_behind(&self, half: &Receiving, length: u64) -> Psn {
         self.header.psn.plus(packets(length, half.driver.mtu_shift))
     }
 
-    // The request was carried out and has taken the numbers of `length` bytes. Returns its acknowledge, if one is
+    // Notes that the request was carried out and has taken the PSNs of `length` bytes. Returns its acknowledge, if one is
     // requested.
     fn arrived<'p>(&self, half: &mut Receiving, length: u64) -> Answer<'p> {
         let ends = match self.header.body {
@@ -519,7 +521,8 @@ impl Incoming<'_> {
     }
 }
 
-/// Handles a request frame. `direct` is the requester if it waits for the answer on this thread.
+/// Handles a request frame, and returns the answer to it. `direct` is the requester's queue pair if it waits for the answer
+/// on this thread.
 #[inline]
 pub fn respond<'p>(
     qp: &Qp,
@@ -708,21 +711,22 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     management.invalidate_remote(key, qp.remote_pd(), qp.qpn)
 }
 
-/// Serves the waiting reads and atomics, in order. Returns `false` if one of them was refused.
+/// Serves the waiting reads and atomics in order, and sends their answers. Returns `false` if the queue pair has failed or
+/// refuses one of them.
 pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
     serve_some(qp, half, u32::MAX, cx) != Progress::Refused
 }
 
-/// How many of the waiting requests were served.
+/// How many of the waiting requests a call has served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     All,
-    /// Not all of the first one's answer has left.
+    /// Only a part of the answer to the first request has been sent.
     Some,
     Refused,
 }
 
-/// Serves the waiting requests; at most `frames` frames of the answer to a read leave.
+/// Serves the waiting requests. Of the answer to a read, at most `frames` packets are sent at once.
 fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Progress {
     if half.driver.rest.next_waiting().is_none() {
         return Progress::All;
@@ -762,7 +766,7 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
     Progress::All
 }
 
-/// Returns whether a long answer is under way, whose next frames leave later.
+/// Returns whether the answer to a long read is being sent in parts, the next of which leave later.
 fn is_paced(half: &Receiving) -> bool {
     let framed = half.driver.rest.framed.as_ref();
     framed.is_some_and(|framed| framed.left > 0)

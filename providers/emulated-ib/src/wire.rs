@@ -17,15 +17,15 @@ use crate::codec::RoceV2;
 use crate::header::Header;
 use crate::management::Management;
 
-/// Options of a device on an IP network.
+/// Options of an InfiniBand device on an IP network.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct WireOptions {
-    /// The port that the device shares with other processes, and the users that are admitted.
+    /// The UDP port that the device shares with other processes, and the users whose processes are admitted.
     pub group: GroupOptions,
     /// Options of the sockets, and the largest path MTU.
     pub link: UdpLinkOptions,
-    /// The faults of frames before they are sent, by sockets or through shared memory.
+    /// The faults that are injected into frames before these are sent by sockets or through shared memory.
     pub faults: FaultSpec,
 }
 
@@ -40,21 +40,21 @@ impl WireOptions {
     }
 }
 
-/// A device on an IP network, and its link.
+/// An InfiniBand device on an IP network, and its link.
 #[derive(Clone)]
 pub struct OnWire {
     /// The device.
     pub device: Arc<Device<InfiniBand>>,
-    /// The link of the device: its counts, its services and its range of queue pair numbers.
+    /// The link of the device, which has its counters, its services and its range of queue pair numbers.
     pub link: Arc<UdpLink<RoceV2>>,
 }
 
 impl OnWire {
-    /// Creates a device at an address of this machine. Its queue pair numbers are those of the range that the process
-    /// leases from the port.
+    /// Creates a device at an address of this machine. Its queue pair numbers are from the range that the process leases
+    /// for the shared port.
     ///
     /// # Errors
-    /// The port is taken or full, the interface carries no frame, or the engine refuses.
+    /// The port is taken or has no range left, the interface carries no frame, or the engine refuses the device.
     pub fn new(
         driver: impl FnOnce(LinkAddress) -> InfiniBand,
         wire: WireOptions,
@@ -70,7 +70,7 @@ impl OnWire {
             Arc::new(FaultyLink::new(carries, wire.faults))
         };
         let network = RealHost::network::<InfiniBand>(Some(carries));
-        // The numbers of the range, but at most as many as the options ask for.
+        // The numbers of the leased range, but at most as many as the options ask for.
         let (first, behind) = options.qp_numbers;
         let end = range
             .end()

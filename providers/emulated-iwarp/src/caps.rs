@@ -1,4 +1,4 @@
-//! The claims of an emulated iWARP device.
+//! The attributes that an emulated iWARP device reports.
 
 use polyverbs_engine::claims;
 use verbs_api::{
@@ -9,14 +9,14 @@ use verbs_api::{
     ids::{Gid, LinkAddress},
 };
 
-/// The parts of the baseline that iWARP cannot have. The engine adds the gaps of emulations that are not linked.
+/// The parts of the verbs baseline that no iWARP device has. The engine adds the gaps of emulations that are not linked.
 pub const GAPS: BaselineGaps = BaselineGaps::NO_UD
     .union(BaselineGaps::NO_UC)
     .union(BaselineGaps::NO_SEND_WITH_IMMEDIATE)
     .union(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE)
     .union(BaselineGaps::NO_RNR_RETRY);
 
-/// The attributes of the device, before the linked emulations add their claims.
+/// Returns the attributes of the device. The emulations of extensions add their features later.
 pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
     let gid = GidEntry::new(Gid::iwarp(address.ip_or_stand_in()), GidType::Iwarp);
     let ip = match address {
@@ -29,7 +29,8 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
     };
     DeviceAttributes {
         gaps: GAPS,
-        // A read has one sink (RFC 5040 section 4.4). Without datagrams there are no address handles and no multicast groups.
+        // A read has one sink (RFC 5040 section 4.4). Without datagrams there are no address handles and no multicast
+        // groups.
         limits: Limits {
             max_sge_rd: 1,
             max_ah: 0,

@@ -1,8 +1,8 @@
-//! The conversion of header values to bytes and back: DDP segments in MPA's frames.
+//! The conversion of decoded headers to bytes and back: DDP segments in MPA's frames.
 //!
-//! [`Sending`] and [`Receiving`] hold the markers and checksums that both ends agreed on at the start, and the position of each
-//! direction. The codec checks of a message what its bytes show; the receiving half of the queue pair checks order, offsets and
-//! rights.
+//! [`Sending`] and [`Receiving`] hold the markers and checksums that both ends agreed on at the start, and the position of
+//! each direction. The codec checks of a message only its bytes; the receiving half of the queue pair checks order, offsets
+//! and rights.
 
 use polyverbs_engine::payload::Payload;
 use polyverbs_io::{ByteQueue, Found, Leaving, StreamCodec, StreamEvent};
@@ -13,34 +13,34 @@ use verbs_api::provider::carrier::ReadyForms;
 
 use crate::header::{Body, Header, Message, Ready, Stream, operation};
 
-/// The format of iWARP: MPA, DDP and RDMAP.
+/// The codec of iWARP's format: MPA, DDP and RDMAP.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MpaCodec;
 
-/// The state of the sending half of a stream.
+/// The codec's state for the sending direction of a stream.
 #[derive(Debug)]
 pub struct Sending {
     mpa: Direction,
-    /// The unfinished tagged message: no other tagged message may come between its segments.
+    /// The opcode of the unfinished tagged message, if there is one: no other tagged message may come between its segments.
     under_way: Option<Opcode>,
-    /// The longest ULPDU, in bytes.
+    /// The most bytes of a ULPDU.
     most: usize,
 }
 
-/// The state of the receiving half of a stream.
+/// The codec's state for the receiving direction of a stream.
 #[derive(Debug)]
 pub struct Receiving {
     mpa: Direction,
-    /// The stream in the headers of arriving frames.
+    /// The stream that arriving frames get in their headers.
     stream: Stream,
-    /// The accepted forms of the ready-to-receive indication, if the first frame must be one.
+    /// The forms of ready-to-receive indication of which the first frame must be one; empty if it may be any message.
     awaits: ReadyForms,
-    /// An indication arrived as a write, and its sender may repeat it.
+    /// Whether a write has arrived as the indication, which its sender may repeat.
     may_repeat: bool,
 }
 
 impl Sending {
-    /// The sending half of a new stream. A ULPDU has at most `most` bytes, even if the path carries more.
+    /// Creates the sending state of a new stream. A ULPDU has at most `most` bytes, even if the path carries more.
     pub const fn new(framing: Framing, most: usize) -> Self {
         Self {
             mpa: Direction::new(framing),
@@ -51,7 +51,7 @@ impl Sending {
 }
 
 impl Receiving {
-    /// The receiving half of a new stream. Arriving frames get `stream` in their headers.
+    /// Creates the receiving state of a new stream. Arriving frames get `stream` in their headers.
     pub const fn new(framing: Framing, stream: Stream, awaits: ReadyForms) -> Self {
         Self {
             mpa: Direction::new(framing),
@@ -61,8 +61,9 @@ impl Receiving {
         }
     }
 
-    // Decodes a segment, `behind` bytes of whose payload are elsewhere, and recognises an awaited ready-to-receive indication. A
-    // repeated write indication is not a message of the program either, and needs no right to write.
+    // Decodes a segment, of whose payload `behind` bytes are stored elsewhere, and recognises an expected ready-to-receive
+    // indication. A repeated indication in the form of a write is not a message of the program either, and needs no right
+    // to write.
     #[inline]
     fn message<'o>(&mut self, ulpdu: &'o [u8], behind: usize) -> Result<Arrived<'o>, Reject> {
         let (message, payload) = message(ulpdu, behind)?;
@@ -104,7 +105,8 @@ fn message(ulpdu: &[u8], behind: usize) -> Result<Arrived<'_>, Reject> {
     Ok((message, segment.payload))
 }
 
-// RFC 6581 section 9.2: the indication has no payload, and is not a message of the program.
+// Returns which ready-to-receive indication the message is, if its form is one of `awaits`. The indication has no payload,
+// and is not a message of the program (RFC 6581 section 9.2).
 fn ready(message: &Message, awaits: ReadyForms) -> Option<Ready> {
     let ready = match message {
         Message::Tagged(segment) if segment.opcode == Opcode::WRITE => Ready::Write,
@@ -258,7 +260,7 @@ impl StreamCodec for MpaCodec {
     }
 }
 
-// Writes the headers in front of the payload. Returns the rest of `into`.
+// Writes the headers of a message to the beginning of `into`. Returns the rest of `into`, for the payload.
 #[inline]
 fn put<'i>(header: &Header, into: &'i mut [u8]) -> Option<&'i mut [u8]> {
     match &header.message {

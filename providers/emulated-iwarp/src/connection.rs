@@ -1,16 +1,16 @@
 //! The stream between two queue pairs: how it begins and how it ends.
 //!
-//! In process there is no set-up handshake. A queue pair that becomes ready to receive draws a number, its *epoch*. When both
-//! ends are ready and name each other, each learns the other's epoch ([`meet`]); a frame or call with another epoch does not
-//! belong to the stream. INIT, RTR and RTS are states of verbs that iWARP does not have: data may flow as soon as both ends are
-//! ready to receive, and requests that are posted earlier wait.
+//! In process there is no set-up handshake. A queue pair that becomes ready to receive draws a number, its *epoch*. When
+//! both ends are ready and name each other, each learns the other's epoch ([`meet`]); a frame or call with another epoch
+//! does not belong to the stream. INIT, RTR and RTS are states of verbs that iWARP does not have: data may flow as soon as
+//! both ends are ready to receive, and requests that are posted earlier wait.
 //!
 //! # The end
-//! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close after all data and answers with its own, and both
-//!   queue pairs go to the error state, where the rest of their queues is flushed. siw and iw_cm do the same with a stream that
-//!   was closed: only the flushed completions report the end. Where a connection manager made the connection, it reports the end
-//!   to the program, and a peer whose send queue is idle keeps its posted receives until the program disconnects, flushes, or
-//!   posts a request that can no longer be sent.
+//! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close after all data and answers with its own, and
+//!   both queue pairs go to the error state, where the rest of their queues is flushed. siw and iw_cm do the same with a
+//!   stream that was closed: only the flushed completions report the end. Where a connection manager made the connection,
+//!   it reports the end to the program, and a peer whose send queue is idle keeps its posted receives until the program
+//!   disconnects, flushes, or posts a request that can no longer be sent.
 //! * *Abrupt*: every other way to leave the connection: SQD with work outstanding, RESET, ERR, destruction, removal of the
 //!   device. The peer gets a Reset and goes to the error state.
 //! * *With a Terminate* ([`crate::terminate`]), which is the last message.
@@ -28,7 +28,7 @@ use crate::streams::FIRST_STREAM;
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
 
-/// Draws an epoch for a connection; never 0.
+/// Returns the epoch of a new connection, which is unique in the process and never 0.
 fn next_epoch() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     loop {
@@ -39,7 +39,8 @@ fn next_epoch() -> u32 {
     }
 }
 
-/// The driver's part of a modify.
+/// Does the driver's part of a modify of a queue pair: stores read limits, rights and the named peer, and begins to close
+/// the connection when the queue pair goes from RTS to SQD.
 pub(crate) fn modify(
     qp: &Qp,
     sending: &mut Sending,
@@ -73,9 +74,10 @@ pub(crate) fn modify(
     }
 }
 
-/// Connects a queue pair that has become ready to the one that it names, if that one is ready too and names it.
+/// Connects a queue pair that has become ready to receive to the peer that it names, if that one is ready too and names it.
+/// On an IP network the queue pair claims the TCP stream to its peer instead.
 ///
-/// Locks one end at a time. An end that leaves in the meantime cannot notify the other, so this is checked afterwards.
+/// This locks one end at a time. An end that leaves in the meantime cannot notify the other, so this is checked afterwards.
 pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let named = qp.requester().driver.peer;
     let is_waiting = |peer: &Peer| !peer.is_connected() && is_ready(qp.state());
@@ -138,7 +140,7 @@ fn accept(at: &QpRef, from: &QpRef, epoch: u32) -> Option<Peer> {
     Some(peer)
 }
 
-/// Notifies the peer, once, that the queue pair has left the connection.
+/// Takes the queue pair out of its connection, and notifies the peer of that, once.
 pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let Some(peer) = sending.driver.peer.take() else {
         return;
@@ -159,7 +161,7 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// Handles the end of the stream: the peer has closed it, or it was reset.
+/// Handles the end of a queue pair's stream: `message` says whether the peer has closed it or it was reset.
 pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
@@ -198,7 +200,8 @@ impl Ends {
     }
 }
 
-/// Handles an event of a link's connection for those of its ends that belong to this device.
+/// Handles an event that the link reports for a connection, at those of its ends that belong to this device: room in the
+/// send buffer, the first frame, or the end.
 pub(crate) fn handle_stream_event(
     device: &Device,
     stream: Stream,

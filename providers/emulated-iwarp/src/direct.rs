@@ -1,7 +1,7 @@
 //! A direct network: the poster's thread carries a request out in the peer's responder.
 //!
-//! The route is resolved when the two queue pairs connect, and kept by the requester. Each request checks, under the peer's
-//! responder lock, that the peer is still at the other end. The path neither allocates nor reads a clock.
+//! The reference to the peer is found when the two queue pairs connect, and kept by the requester. Each request checks,
+//! under the peer's responder lock, that the peer is still connected. The path neither allocates nor reads a clock.
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
@@ -22,11 +22,11 @@ use crate::responder::takes;
 use crate::terminate::{Breach, Terminate, TerminateCode, request_status};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
-/// Why a request was not carried out.
+/// Why the peer has not carried out a request.
 enum Failure {
-    /// This side is at fault.
+    /// The poster's own device is at fault. The request completes with this status.
     Local(WcStatus),
-    /// The peer is no longer at the other end.
+    /// The peer is no longer connected to this queue pair.
     Lost,
     /// The peer has refused the request and ended the connection.
     Terminated(Box<Terminate>),
@@ -38,7 +38,8 @@ impl From<Fault> for Failure {
     }
 }
 
-/// Carries a request out now, if the peer is connected.
+/// Carries out a request in the peer's responder, on this thread. It is kept in the queue if the peer is not connected or
+/// the port is not active.
 #[inline]
 pub(crate) fn execute(
     qp: &Qp,
@@ -78,7 +79,7 @@ pub(crate) fn execute(
     }
 }
 
-/// Carries out the requests that waited for the peer or the port.
+/// Carries out the queued requests, which have waited for the peer or the port, in order, until one must wait again.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     while qp.state() == QpState::Rts {
         let Some(wqe) = half.queue.pop_front() else {
@@ -97,7 +98,7 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// A request and the queue pair at the other end that carries it out, in this epoch.
+/// A request, and the peer that carries it out if its connection is still the one of this epoch.
 struct Direct<'a, 'r> {
     qp: &'a Qp,
     peer: &'a QpRef,
@@ -106,8 +107,8 @@ struct Direct<'a, 'r> {
 }
 
 impl Direct<'_, '_> {
-    /// Lets the peer carry the request out, if it is still at the other end. A refusal ends the connection with a Terminate about
-    /// the message that the request would have been on the wire.
+    /// Locks the peer's responder and calls `carry_out` there, if the peer is still connected. A refusal by the peer ends
+    /// the connection with a Terminate about the message that the request would have been on the wire, which `about` makes.
     #[inline]
     fn at_peer<'p, T>(
         &self,
@@ -219,7 +220,7 @@ impl Direct<'_, '_> {
     }
 }
 
-// Requests run one at a time, so each budget but 0 suffices.
+// Checks that the peer takes reads and atomics. Requests run one at a time, so every limit but 0 suffices.
 #[inline]
 fn within_budget(half: &Receiving) -> Result<(), Breach> {
     match half.driver.ird {
@@ -229,13 +230,13 @@ fn within_budget(half: &Receiving) -> Result<(), Breach> {
     }
 }
 
-// The message that a request would have been on the wire. A direct network counts no messages, so its number is 0.
+// Returns the message that a request would have been on the wire. A direct network counts no messages, so its number is 0.
 fn untagged(opcode: Opcode, body: Body) -> Message {
     Message::untagged(0, opcode, body)
 }
 
-// A send or write was complete when the stream had its bytes, even if the peer refuses them; the connection ends afterwards (RFC
-// 5040 section 5.1).
+// Returns the result of a request that was not carried out. A send or write counts as complete when the stream has its
+// bytes, even if the peer refuses them; the connection ends afterwards (RFC 5040 section 5.1).
 #[cold]
 fn failed(
     qp: &Qp,

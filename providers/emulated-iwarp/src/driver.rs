@@ -34,21 +34,21 @@ pub struct Iwarp {
     address: LinkAddress,
     pub(crate) service: ServiceDelay,
     pub(crate) ends: Ends,
-    /// Finds the streams of queue pairs; only on a device on an IP network.
+    /// Connects queue pairs by TCP streams; present only on a device on an IP network.
     pub(crate) rendezvous: Option<Arc<Rendezvous>>,
 }
 
-/// How long a responder delays a read or an atomic: a random time up to `max`, drawn from `seed`.
+/// How long a responder delays each read or atomic over a link: a random time up to `max`, drawn from `seed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ServiceDelay {
-    /// The longest delay.
+    /// The longest delay of a request.
     pub max: Duration,
-    /// The seed of the delays.
+    /// The seed from which the delays are drawn.
     pub seed: u64,
 }
 
 impl ServiceDelay {
-    // The delay of the request with this number: the same number always draws the same delay.
+    // Returns the delay of the request with this message number: the same number always draws the same delay.
     pub(crate) fn draw(self, qpn: u32, msn: u32) -> Duration {
         let max = u64::try_from(self.max.as_nanos()).unwrap_or(u64::MAX);
         if max == 0 {
@@ -61,7 +61,8 @@ impl ServiceDelay {
 }
 
 impl Iwarp {
-    /// A device of this name and address that serves reads as soon as the segments that arrived with them have been placed.
+    /// Creates the driver of a device with this name and address. It serves reads as soon as the segments that arrived with
+    /// them have been placed.
     pub fn new(name: impl Into<String>, address: LinkAddress) -> Self {
         Self {
             name: name.into(),
@@ -72,7 +73,7 @@ impl Iwarp {
         }
     }
 
-    /// Notes that a queue pair has left its stream.
+    /// Notes that a queue pair has left its stream to `peer`, so that the link's events no longer reach it.
     pub(crate) fn leave(&self, peer: &Peer, cx: &mut Cx<'_>) {
         self.ends.remove(peer.mine);
         if let Some(rendezvous) = &self.rendezvous {
@@ -80,14 +81,15 @@ impl Iwarp {
         }
     }
 
-    /// Delays reads and atomics over a link before they are served.
+    /// Makes the device delay reads and atomics that come over a link before it serves them.
     #[must_use]
     pub fn service_delay(mut self, service: ServiceDelay) -> Self {
         self.service = service;
         self
     }
 
-    /// The Terminate by which the peer ended the present or last connection of a queue pair.
+    /// Returns the Terminate by which the peer ended the present or last connection of a queue pair; `None` if it has sent
+    /// none.
     pub fn terminated(qp: &Qp) -> Option<Terminate> {
         qp.requester().driver.terminated.as_deref().copied()
     }
@@ -138,7 +140,8 @@ impl Driver for Iwarp {
         }
     }
 
-    // TCP has its own timers, so a queue pair needs none for retransmission. This one checks whether the port is active again.
+    // TCP has its own timers, so a queue pair needs none for retransmission. This one checks whether the port is active
+    // again.
     fn handle_timeout(qp: &Qp, half: &mut Sending, _: Time, cx: &mut Cx<'_>) {
         Self::pump(qp, half, cx);
     }

@@ -1,5 +1,5 @@
-//! Operations of extensions: requests with the one spare opcode, on the queue of reads and atomics, and answers on the queue of
-//! atomic responses. Operations that RFC 7306 encodes use its encoding.
+//! Operations of extensions: requests with the one spare opcode, on the queue of reads and atomics, and answers on the
+//! queue of atomic responses. Operations that RFC 7306 encodes use its encoding.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{
@@ -13,7 +13,7 @@ use crate::operations::Target;
 use crate::terminate::Breach;
 use crate::{Cx, Qp};
 
-/// The emulation of an operation, and its form in RFC 7306 if it has one.
+/// Returns the emulation of a request's operation, and its form in RFC 7306 if it has one.
 pub(crate) fn of(
     qp: &Qp,
     request: &Request<'_>,
@@ -27,7 +27,7 @@ pub(crate) fn of(
     ))
 }
 
-/// Whether an atomic response answers the request.
+/// Returns whether an Atomic Response of RFC 7306 answers the request.
 pub(crate) fn is_atomic(qp: &Qp, request: &Request<'_>) -> bool {
     match request.op {
         Op::CompareSwap(..) | Op::FetchAdd(..) => true,
@@ -41,7 +41,7 @@ pub(crate) fn is_atomic(qp: &Qp, request: &Request<'_>) -> bool {
     }
 }
 
-/// The header of an operation's request.
+/// Returns the header of a request of this operation.
 pub(crate) fn header(operation: &ExtensionOperation) -> ExtensionHeader {
     ExtensionHeader {
         extension: operation.extension_id(),
@@ -51,7 +51,8 @@ pub(crate) fn header(operation: &ExtensionOperation) -> ExtensionHeader {
 }
 
 impl Target<'_, '_> {
-    /// Carries out a request that has arrived. If no linked emulation knows it, its opcode is unknown.
+    /// Carries out an extension's request that has arrived, and returns the answer. If no linked emulation knows the
+    /// operation, its opcode counts as unknown.
     pub(crate) fn extension(
         &self,
         header: ExtensionHeader,
@@ -74,7 +75,7 @@ impl Target<'_, '_> {
     }
 }
 
-/// Places the answer to the oldest request. Returns its length in bytes.
+/// Places the answer to `request` in its scatter/gather list. Returns the number of bytes placed.
 pub(crate) fn place(
     qp: &Qp,
     request: &Request<'_>,

@@ -1,6 +1,7 @@
-//! Headers as values: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and events of the stream itself.
+//! Decoded headers: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and events of the stream
+//! itself.
 //!
-//! A header is not bytes yet; on a wire a codec encodes it.
+//! On a wire a codec converts a header to bytes and back.
 
 pub use polyverbs_engine::operation::AtomicOp;
 pub use polyverbs_wire::iwarp::{
@@ -12,33 +13,34 @@ use verbs_api::{RemoteAddress, ids::LinkAddress};
 
 /// One end of a stream, as the other end knows it.
 ///
-/// On a wire the socket identifies the stream. In process the number identifies the queue pair, and the epoch distinguishes the
-/// connection from earlier and later ones.
+/// On a wire the socket identifies the stream. In process the number identifies the queue pair, and the epoch distinguishes
+/// the connection from earlier and later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct End {
-    /// The queue pair; 0 if only the epochs are known.
+    /// The number of the queue pair; 0 if only the epochs are known.
     pub qpn: u32,
-    /// The epoch of its connection: unique in the process.
+    /// The epoch of the queue pair's connection, a number that is unique in the process.
     pub epoch: u32,
 }
 
-/// The stream of a frame, and the direction of the frame.
+/// The stream to which a frame belongs, and the direction of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
-    /// The sender.
+    /// The end that sends the frame.
     pub source: End,
-    /// The receiver.
+    /// The end that receives the frame.
     pub destination: End,
 }
 
 impl Stream {
-    /// A number for the connection: the same in both directions, and different for each connection.
+    /// Returns a number that identifies the connection: it is the same in both directions, and different for each
+    /// connection.
     pub fn key(&self) -> u64 {
         let (one, other) = (self.source.epoch, self.destination.epoch);
         u64::from(one.max(other)) << 32 | u64::from(one.min(other))
     }
 
-    /// A connection of which only the [`key`](Self::key) is known.
+    /// Returns a stream of which only the [`key`](Self::key) is known; the numbers of its queue pairs are 0.
     pub const fn of_key(key: u64) -> Self {
         const fn end(epoch: u32) -> End {
             End { qpn: 0, epoch }
@@ -50,39 +52,39 @@ impl Stream {
     }
 }
 
-/// A frame's header.
+/// The decoded header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The stream that the frame belongs to.
+    /// The stream to which the frame belongs.
     pub stream: Stream,
-    /// The message in the frame.
+    /// The message or event that the frame carries.
     pub message: Message,
 }
 
-/// A message or an event of a stream.
+/// A DDP segment of a message, or an event of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A segment that names the place of its payload (RFC 5041 section 5.1).
+    /// A tagged segment, which names the buffer for its payload (RFC 5041 section 5.1).
     Tagged(Tagged),
-    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). The contents of extensions and Terminates are
-    /// its payload, as data of the program are.
+    /// An untagged segment: a part of a message for one of the peer's queues (RFC 5041 section 5.2). The contents of
+    /// extensions' messages and of Terminates are its payload, as data of the program are.
     Untagged(Untagged, Body),
-    /// A FIN: the sender has sent all its data, and all of it has arrived.
+    /// The sender closes the stream in order (FIN): it has sent all its data, and all of it has arrived.
     Close,
-    /// An RST: the stream is gone.
+    /// The stream was reset and is gone (RST).
     Reset,
-    /// The stream cannot be parsed further. The code is that of the Terminate.
+    /// The bytes of the stream cannot be parsed further. The code is that of the Terminate to send.
     Broken(TerminateCode),
-    /// The first frame of a stream has arrived.
+    /// The first frame of the stream has arrived.
     First,
-    /// The indication has arrived that begins a stream on which both ends may send.
+    /// The ready-to-receive indication has arrived, which begins a stream on which both ends may send.
     Ready(Ready),
     /// The send buffer of the stream has room again.
     Room,
 }
 
 impl Message {
-    /// Whether the message is for the sending half: a read response, an atomic response, or a Terminate.
+    /// Returns whether the message is for the requester: a read response, an atomic response, or a Terminate.
     pub fn is_answer(&self) -> bool {
         match self {
             Self::Tagged(segment) => segment.opcode == Opcode::READ_RESPONSE,
@@ -93,12 +95,13 @@ impl Message {
         }
     }
 
-    /// The ready-to-receive indication in the form of a write.
+    /// Returns the ready-to-receive indication in the form of a write.
     pub fn rtr_write() -> Self {
         Self::Tagged(Tagged::new(Opcode::WRITE, 0, 0, true))
     }
 
-    /// An untagged message in one segment, on the queue that it belongs to.
+    /// Returns an untagged message of one segment, on the queue to which its body belongs. `msn` is its message sequence
+    /// number.
     pub fn untagged(msn: u32, opcode: Opcode, body: Body) -> Self {
         Self::Untagged(Untagged::new(opcode, body.queue(), msn, 0, true), body)
     }
@@ -107,15 +110,15 @@ impl Message {
 /// A ready-to-receive indication (RFC 6581 section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// A send without payload, which takes no receive.
+    /// A send without payload. It takes no receive.
     Send,
     /// A write without payload.
     Write,
-    /// A read of length zero, which is answered.
+    /// A read of no bytes, which the receiver of the indication answers.
     Read(ReadRequest),
 }
 
-/// The operation of an Atomic Request; `None` if RFC 7306 does not define it.
+/// Returns the operation of an Atomic Request; `None` if RFC 7306 does not define it.
 pub const fn operation(request: &AtomicRequest) -> Option<AtomicOp> {
     match request.operation {
         atomic::FETCH_ADD => Some(AtomicOp::FetchAdd {
@@ -132,7 +135,7 @@ pub const fn operation(request: &AtomicRequest) -> Option<AtomicOp> {
     }
 }
 
-/// The Atomic Request for an operation on the eight bytes at `remote`.
+/// Returns the Atomic Request for an operation on the eight bytes at `remote`.
 pub fn atomic_request(request_id: u32, remote: RemoteAddress, op: AtomicOp) -> AtomicRequest {
     let blank = AtomicRequest {
         request_id,
@@ -163,12 +166,12 @@ pub fn atomic_request(request_id: u32, remote: RemoteAddress, op: AtomicOp) -> A
     }
 }
 
-/// The key of a frame's connection, for a link: see [`Stream::key`].
+/// Returns the number that identifies a frame's connection, for a link: see [`Stream::key`].
 pub fn stream_key(header: &Header) -> u64 {
     header.stream.key()
 }
 
-/// The header with which a link reports to both ends of a connection that it was reset.
+/// Returns the header with which a link reports to both ends of a connection that it was reset.
 pub const fn reset_header(_from: LinkAddress, _to: LinkAddress, key: u64) -> Header {
     Header {
         stream: Stream::of_key(key),

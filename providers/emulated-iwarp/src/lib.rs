@@ -1,9 +1,9 @@
 //! An emulated iWARP device: RDMAP over DDP, on the software verbs engine.
 //!
-//! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and handles the answers, `responder` turns the
-//! peer's messages into operations on the engine, `connection` begins and ends their stream, gracefully or abruptly. On a direct
-//! network the poster's thread runs a request in the peer's responder (`direct`); over a link a message is divided into DDP
-//! segments that arrive later, in order.
+//! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and handles the answers, `responder` turns
+//! the peer's messages into operations on the engine, `connection` begins and ends their stream, gracefully or abruptly. On
+//! a direct network the poster's thread runs a request in the peer's responder (`direct`); over a link a message is divided
+//! into DDP segments that arrive later, in order.
 //!
 //! The differences of iWARP to InfiniBand, each with its module:
 //!
@@ -41,17 +41,17 @@ pub use requester::Requester;
 pub use responder::Responder;
 pub use wire::{OnWire, WireOptions};
 
-/// The device.
+/// The emulated iWARP device.
 pub type Device = polyverbs_engine::device::Device<Iwarp>;
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;
-/// A counted reference to a queue pair.
+/// A counted reference to a queue pair of this device.
 pub type QpRef = polyverbs_engine::qp::QpRef<Iwarp>;
-/// A weak reference to a queue pair.
+/// A weak reference to a queue pair of this device.
 pub type QpWeak = polyverbs_engine::pool::PoolWeak<Qp>;
-/// The context of a call into the engine.
+/// The context of the engine call to which an operation belongs.
 pub type Cx<'p> = polyverbs_engine::device::Cx<'p, Iwarp>;
-/// The sending half of a queue pair, locked.
+/// The sending half of a queue pair, which the caller has locked.
 pub type Sending = polyverbs_engine::qp::Requester<Iwarp>;
-/// The receiving half of a queue pair, locked.
+/// The receiving half of a queue pair, which the caller has locked.
 pub type Receiving = polyverbs_engine::qp::Responder<Iwarp>;

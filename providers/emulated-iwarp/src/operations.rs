@@ -1,7 +1,8 @@
-//! The operations that the peer's messages perform on this side's memory and receives.
+//! The operations of a peer's messages on this device's memory and receives.
 //!
-//! They are the same for a peer that runs them on its own thread and for segments that a link delivers. They check the rights of
-//! keys, bounds and room, but not order or budget.
+//! They are the same on a direct network, where the peer's thread calls them, and for segments that a link delivers. They
+//! check the rights and bounds of keys and the room in receives, but not the order of messages or the limit of reads and
+//! atomics.
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
@@ -19,7 +20,7 @@ use crate::header::{AtomicOp, Untagged};
 use crate::terminate::{Breach, TerminateCode};
 use crate::{Cx, Qp, Receiving};
 
-/// A queue pair with its receiving half locked, while it carries out a message of its peer.
+/// A queue pair that carries out a message of its peer, with its receiving half locked.
 pub(crate) struct Target<'a, 'p> {
     pub(crate) qp: &'a Qp,
     pub(crate) half: &'a mut Receiving,
@@ -27,17 +28,18 @@ pub(crate) struct Target<'a, 'p> {
 }
 
 impl<'p> Target<'_, 'p> {
-    /// Places bytes of a write (RFC 5041 section 5.1); each segment is checked by itself.
+    /// Places the payload of a write's segment at the tagged offset `to` of the buffer `stag`. Each segment is checked by
+    /// itself (RFC 5041 section 5.1).
     #[inline]
     pub(crate) fn write(&self, stag: u32, to: u64, payload: &Payload<'_>) -> Result<(), Breach> {
         self.permit(Access::REMOTE_WRITE, Rule::QueuePairWrite)?;
         place_tagged(self.qp, stag, to, payload, self.cx.pin)
     }
 
-    /// Places bytes of a send into the next receive, which completes with the last of them.
+    /// Places the payload of a send's segment in the next receive, which completes with the last segment.
     ///
-    /// The receive is taken before anything else is done. If there is none, the connection ends, because iWARP does not retry
-    /// (RFC 5041 section 7.2, error 1/2/02).
+    /// The receive is taken before anything else is done. If there is none, the connection ends, because iWARP does not
+    /// retry (RFC 5041 section 7.2, error 1/2/02).
     #[inline]
     pub(crate) fn send(&mut self, segment: &Untagged, payload: &Payload<'_>) -> Result<(), Breach> {
         let (qp, half) = (self.qp, &mut *self.half);
@@ -84,7 +86,8 @@ impl<'p> Target<'_, 'p> {
         Ok(())
     }
 
-    /// Completes a receive with immediate data; `written` bytes were written before it.
+    /// Completes the next receive with immediate data. `written` is the number of bytes that the write before it has
+    /// written.
     ///
     /// The value is the first four of the eight bytes in the message (RFC 7306 section 6).
     pub(crate) fn immediate(
@@ -112,7 +115,7 @@ impl<'p> Target<'_, 'p> {
         Ok(())
     }
 
-    /// The bytes that a read asks for.
+    /// Returns the memory that a read requests, checked for remote reading.
     #[inline]
     pub(crate) fn read(&self, stag: u32, to: u64, length: u64) -> Result<Spans<'p>, Breach> {
         self.permit(Access::REMOTE_READ, Rule::QueuePairRead)?;
@@ -126,9 +129,9 @@ impl<'p> Target<'_, 'p> {
         .map_err(Breach::Read)
     }
 
-    /// Operates atomically on eight bytes. Returns their previous value.
+    /// Carries out an atomic on eight bytes of this device's memory. Returns their previous value.
     ///
-    /// The address of the bytes must be a multiple of eight, not the tagged offset (RFC 7306 section 5).
+    /// The address of the bytes in memory must be a multiple of eight, not the tagged offset (RFC 7306 section 5).
     #[inline]
     pub(crate) fn atomic(&self, op: AtomicOp, stag: u32, to: u64) -> Result<u64, Breach> {
         let qp = self.qp;
@@ -137,7 +140,7 @@ impl<'p> Target<'_, 'p> {
         }
         let region = qp.peer_region(self.cx.pin, stag, to, 8, Access::REMOTE_ATOMIC);
         let region = region.map_err(Breach::Atomic)?;
-        // Set if the masks make it another operation than the ordinary one.
+        // Present if the operation has masks, so that it is not an ordinary one.
         let masked = match op.ordinary(0) {
             None => Some(qp.device.masked_atomics().ok_or(Breach::OPCODE)?),
             Some(_) => None,
@@ -163,7 +166,7 @@ impl<'p> Target<'_, 'p> {
     }
 }
 
-/// Places bytes where the peer says, after all checks of a tagged buffer.
+/// Places `payload` in the tagged buffer that the peer's message names, after all checks of a tagged buffer.
 #[inline]
 pub(crate) fn place_tagged(
     qp: &Qp,
@@ -178,7 +181,8 @@ pub(crate) fn place_tagged(
     Ok(())
 }
 
-/// The bytes of a tagged buffer. A length of zero names no buffer (RFC 5040 section 5.2.1, RFC 5041 section 5.1).
+/// Returns the memory of a tagged buffer, checked for `access`. A length of zero names no buffer (RFC 5040 section 5.2.1,
+/// RFC 5041 section 5.1).
 #[inline]
 pub(crate) fn tagged_spans<'p>(
     qp: &Qp,
@@ -203,7 +207,7 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
         .map_err(Breach::Invalidate)
 }
 
-/// The form of a request in RFC 7306, if it is an atomic.
+/// Returns the address and the form in RFC 7306 of an atomic; `None` for other operations.
 pub(crate) const fn atomic_of(op: &Op) -> Option<(RemoteAddress, AtomicOp)> {
     match *op {
         Op::CompareSwap(remote, compare, swap) => {

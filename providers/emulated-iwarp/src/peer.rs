@@ -1,4 +1,4 @@
-//! The other end of a queue pair's stream: sending to it, and closing the stream.
+//! The peer of a queue pair's stream: sending to it, and closing the stream.
 
 use std::sync::Arc;
 
@@ -14,31 +14,32 @@ use crate::header::{Body, End, Header, Message, Opcode, Stream};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, Sending};
 
-/// The other end that the program has named.
+/// The peer that the program has named in the attributes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// The address of its port.
+    /// The link address of the peer's port.
     pub(crate) address: LinkAddress,
-    /// Its number and its epoch; the epoch is 0 until the two are connected.
+    /// The number of the peer's queue pair, and the epoch that identifies its connection; the epoch is 0 until the two are
+    /// connected.
     pub(crate) end: End,
-    /// The epoch of this end.
+    /// The epoch of this queue pair: the number in the process that identifies its connection.
     pub(crate) mine: u32,
 }
 
 impl Peer {
-    /// Whether the two ends are connected.
+    /// Returns whether the two queue pairs are connected.
     #[inline]
     pub(crate) const fn is_connected(&self) -> bool {
         self.end.epoch != 0
     }
 }
 
-/// Whether a queue pair in this state accepts arriving messages.
+/// Returns whether a queue pair in this state accepts arriving messages.
 pub(crate) const fn is_ready(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
-/// Sends a segment with its payload over the link.
+/// Sends a segment with its payload over the link, if there is one.
 pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
     if let Some(link) = qp.device.network().link() {
         link.send(frame(qp, to, message, payload), cx.moment());
@@ -58,12 +59,12 @@ fn header(qp: &Qp, to: &Peer, message: Message) -> Header {
     Header { stream, message }
 }
 
-/// Sends a message without payload to the peer: over the link, or on a direct network as soon as no lock is held.
+/// Sends a message without payload to the peer: over the link at once, or on a direct network as soon as no lock is held.
 pub(crate) fn send_message(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
     send_control(qp, to, message, &[], cx);
 }
 
-/// Sends a Terminate, the only message of its queue.
+/// Sends a Terminate to the peer. It is the only message of its queue.
 pub(crate) fn send_terminate(qp: &Qp, to: &Peer, terminate: &Terminate, cx: &mut Cx<'_>) {
     let message = Message::untagged(1, Opcode::TERMINATE, Body::Terminate);
     let mut room = [0; MAX_LEN];
@@ -96,8 +97,9 @@ fn send_control(qp: &Qp, to: &Peer, message: Message, payload: &[u8], cx: &mut C
     });
 }
 
-/// Sends as many further segments of a message as there is room for. Returns whether the last one was sent. `segment` makes a
-/// header from an offset and whether it is the last one. A message without payload has one segment.
+/// Sends further segments of a message, beginning at byte `sent` of its payload, as many as the stream has room for.
+/// Returns whether the last one was sent. `segment` makes a header from the offset of a segment and whether that is the
+/// last one. A message without payload has one segment.
 pub(crate) fn offer_segments(
     qp: &Qp,
     to: &Peer,
@@ -120,7 +122,7 @@ pub(crate) fn offer_segments(
     }
 }
 
-/// Sends the rest of a message, or a part of it, if it is not too long and there is room.
+/// Sends `payload` as one segment, unless it is too long for one or the stream has no room; the result says which.
 #[inline]
 pub(crate) fn offer_rest(
     qp: &Qp,
@@ -135,7 +137,7 @@ pub(crate) fn offer_rest(
     })
 }
 
-/// Sends a message that is never divided, if there is room.
+/// Sends a message that is never divided. Returns `false` if the stream has no room for it.
 pub(crate) fn offer(
     qp: &Qp,
     to: &Peer,
@@ -162,7 +164,8 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
     }
 }
 
-/// Begins a graceful close, which needs an idle send queue; otherwise resets the stream (RDMA verbs, states of a queue pair).
+/// Begins a graceful close of the stream, which needs an idle send queue. Otherwise the queue pair fails and the stream is
+/// reset (RDMA verbs, states of a queue pair).
 pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let met = sending.driver.peer.filter(Peer::is_connected);
     match met {

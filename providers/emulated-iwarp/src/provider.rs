@@ -18,14 +18,14 @@ use crate::{Iwarp, OnWire, WireOptions};
 /// An emulated iWARP device.
 pub struct EmulatedIwarp;
 
-/// The registered provider.
+/// The registered provider of emulated iWARP devices.
 pub static PROVIDER: EmulatedProvider<EmulatedIwarp> = EmulatedProvider(EmulatedIwarp);
 
 inventory::submit! { LinkedKind(&PROVIDER.0) }
 verbs_api::provider::link_provider!(PROVIDER);
 
-/// Payload bytes of a segment: the rest of a TCP segment of 1,460 bytes after MPA without markers and 18 bytes of DDP (RFC 5044
-/// section 4.1).
+/// The payload bytes of a segment: the rest of a TCP segment of 1,460 bytes after MPA without markers and 18 bytes of DDP
+/// (RFC 5044 section 4.1).
 const MAX_SEGMENT: NonZeroUsize = NonZeroUsize::new(1436).unwrap();
 
 impl EmulatedKind for EmulatedIwarp {

@@ -1,9 +1,9 @@
 //! How two queue pairs that name each other by number find each other over TCP, without a connection manager.
 //!
-//! Every device listens on its port. Of two queue pairs, the one with the lower address begins the stream, or on one device the
-//! one with the lower number; MPA's request names both in its private data. The other device replies when its queue pair is ready
-//! and names the first, and refuses if it has no queue pair of that number. Until then the initiator tries again, for as long as
-//! programs may need to start.
+//! Every device listens on its port. Of two queue pairs, the one with the lower address begins the stream, or on one device
+//! the one with the lower number; MPA's request names both in its private data. The other device replies when its queue
+//! pair is ready and names the first, and refuses if it has no queue pair of that number. Until then the initiator tries
+//! again, for as long as programs may need to start.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -26,55 +26,55 @@ use crate::requester::fail_later;
 use crate::streams::{Claim, FIRST_STREAM, Streams};
 use crate::{Cx, QpRef};
 
-/// The first bytes of the private data.
+/// The first bytes of an MPA request's private data, if the request names two queue pairs.
 const MAGIC: &[u8; 8] = b"polyqpqp";
 
-/// How long a queue pair waits for the other one, and the time between two attempts.
+/// How long a queue pair waits for its peer to appear, and the time between two attempts to connect.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a connected peer may take for its request or reply.
+/// How long a connected peer may take to send its MPA request or reply.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most pairs in `left`.
+/// The most pairs in `left`; the oldest ones are forgotten.
 const MAX_LEFT: usize = 64;
 
 /// The queue pairs of this device that wait for a peer, and the peers that wait for one of them.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    /// The streams of this device.
+    /// The TCP streams of this device.
     pub(crate) streams: Arc<Streams>,
-    /// The address, and the port that all devices share; port 0 for none.
+    /// The address of this device, and the port on which all devices listen; port 0 if it does not listen.
     at: SocketAddr,
     state: Mutex<State>,
     me: Weak<Self>,
 }
 
-/// The peer's address and number, and the own number.
+/// Two queue pairs: the address of the peer, the number of the peer's queue pair, and the number of this device's.
 type PairKey = (IpAddr, u32, u32);
 
 #[derive(Debug, Default)]
 struct State {
     waiting: HashMap<PairKey, Waiting>,
-    /// Each caller has one of the streams that wait for a queue pair. The number of these is limited, and the oldest one is
-    /// replaced.
+    /// Peers that have requested a connection to a queue pair which does not wait for them yet. Each has one of the streams
+    /// that no queue pair uses. The number of these is limited, and the oldest one is replaced.
     callers: HashMap<PairKey, Caller>,
-    /// Pairs whose local queue pair left before the peer connected: such a connection is refused.
+    /// Pairs whose queue pair on this device left before the peer connected: a later connection for such a pair is refused.
     left: VecDeque<PairKey>,
 }
 
-/// A waiting queue pair of this device, and the stream that it has begun.
+/// A queue pair of this device that waits for its peer, and the stream that it has begun, if any.
 #[derive(Debug)]
 struct Waiting {
     claim: Claim,
     until: Duration,
     stream: Option<Qpn>,
     is_connected: bool,
-    /// The part of MPA's reply that has arrived.
+    /// The part of the peer's MPA reply that has arrived.
     arrived: Vec<u8>,
 }
 
-/// A queue pair of another device that has sent a request.
+/// A peer that has requested a connection to a queue pair of this device, and the stream on which it did.
 #[derive(Debug)]
 struct Caller {
     stream: Qpn,
@@ -82,7 +82,7 @@ struct Caller {
 }
 
 impl Rendezvous {
-    /// A rendezvous with these streams at this address.
+    /// Creates the rendezvous of a device with these streams, at this address.
     pub(crate) fn new(streams: Arc<Streams>, at: SocketAddr) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             streams,
@@ -92,7 +92,8 @@ impl Rendezvous {
         })
     }
 
-    /// Accepts the streams of peers that connect. If that fails, tries again until it succeeds.
+    /// Listens for the streams of peers that connect. If that fails, tries again until it succeeds; the result is that of
+    /// the first attempt.
     pub(crate) fn listen(&self) -> io::Result<()> {
         let listener = Arc::new(RendezvousListener(self.me.clone()));
         let listening = self.streams.listen(self.at, listener);
@@ -102,7 +103,7 @@ impl Rendezvous {
         listening.map(drop)
     }
 
-    // Runs `attempt` after a short time.
+    // Runs `attempt` after the retry interval.
     fn later(&self, attempt: impl FnOnce(&Self) + Send + 'static) {
         let (me, device) = (self.me.clone(), self.streams.device());
         let Some(device) = device else { return };
@@ -115,7 +116,8 @@ impl Rendezvous {
         timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
     }
 
-    /// Claims a stream for a queue pair that is ready and names a peer or a stream.
+    /// Gets a stream for a queue pair that is ready to receive: the stream whose number it names, or one to the peer that
+    /// it names.
     pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
         if named.end.qpn >= FIRST_STREAM {
             return self.streams.claim(qp, named, cx);
@@ -146,7 +148,7 @@ impl Rendezvous {
         });
     }
 
-    /// Ends the claim of a queue pair that no longer waits.
+    /// Ends the waiting of a queue pair that leaves its connection, and closes the stream that it has begun.
     pub(crate) fn disclaim(&self, qpn: u32, peer: &Peer, effects: &mut Effects) {
         if peer.end.qpn >= FIRST_STREAM {
             return self.streams.disclaim(peer, effects);
@@ -167,7 +169,8 @@ impl Rendezvous {
         }
     }
 
-    // Replies to a connection request that has been waiting. If there is none yet, it is answered when it arrives.
+    // Replies to a connection request that has been waiting for the queue pair. If there is none yet, the request is
+    // answered when it arrives.
     fn answer(&self, pair: PairKey) {
         let mut state = self.state.lock();
         if !state.waiting.contains_key(&pair) {
@@ -256,7 +259,7 @@ impl Rendezvous {
         self.streams.send(stream, &request);
     }
 
-    // The wishes of this device for a stream, in the form of MPA.
+    // Returns the preferences of this device for a stream, in the form of MPA.
     fn wishes(&self) -> StartHeader {
         let wishes = self.streams.wishes();
         StartHeader {
@@ -266,7 +269,7 @@ impl Rendezvous {
         }
     }
 
-    // The peer was not there: connects again after a short time, until the timeout.
+    // Connects again after a short time, because the peer was not there, until the timeout.
     fn again(&self, pair: PairKey, epoch: u32) {
         let mut state = self.state.lock();
         let Some(waiting) = state.waiting_mut(pair, epoch) else {
@@ -307,7 +310,7 @@ fn reject(streams: &Streams, stream: Qpn) {
     streams.close(stream, StreamClose::Graceful);
 }
 
-/// The sink of a stream that a queue pair of this device has begun.
+/// Receives the events of a stream that a queue pair of this device has begun.
 struct InitiatorSink {
     rendezvous: Weak<Rendezvous>,
     pair: PairKey,
@@ -326,8 +329,8 @@ impl StreamSink for InitiatorSink {
         waiting.is_connected = true;
         let stream = waiting.stream;
         drop(state);
-        // If `connect` has not returned yet, the number of the stream is unknown here, and the caller of `connect` sends the
-        // request.
+        // If `connect` has not returned yet, the number of the stream is unknown here, and the caller of `connect` sends
+        // the request.
         if let Some(stream) = stream {
             rendezvous.request(stream, self.pair);
         }
@@ -397,7 +400,7 @@ impl StreamSink for InitiatorSink {
     }
 }
 
-/// The listener of the device's port.
+/// Receives the streams that peers connect to the device's port.
 struct RendezvousListener(Weak<Rendezvous>);
 
 impl StreamListener for RendezvousListener {
@@ -414,7 +417,7 @@ impl StreamListener for RendezvousListener {
     }
 }
 
-/// The sink of a stream that a peer has begun, with the part of the request that has arrived.
+/// Receives the events of a stream that a peer has begun, and stores the part of its MPA request that has arrived.
 struct AcceptorSink {
     rendezvous: Weak<Rendezvous>,
     stream: Qpn,
@@ -481,8 +484,8 @@ fn pair_of(request: &Start<'_>, from: IpAddr) -> Option<PairKey> {
     Some((from, u32::from_be_bytes(theirs), u32::from_be_bytes(*mine)))
 }
 
-// Encodes MPA's request or reply with these flags. It leaves read depths to the programs and sets peer to peer, with a write as
-// the ready-to-receive indication.
+// Encodes MPA's request or reply with these flags. It leaves read depths to the programs and sets peer to peer, with a
+// write as the ready-to-receive indication.
 fn encoded(kind: Kind, flags: StartHeader, private_data: &[u8]) -> Vec<u8> {
     let enhanced = Enhanced {
         peer_to_peer: true,

@@ -1,11 +1,11 @@
 //! The sending half: it turns requests into messages, and answers complete them.
 //!
-//! A send or a write is complete when the stream has its bytes (RFC 5040 section 5.1): the completion says that the buffer is
-//! free, and nothing about the peer. A read or an atomic is complete when its answer has arrived. Completions keep the order of
-//! posting: a request that is complete early waits in the queue.
+//! A send or a write is complete when the stream has its bytes (RFC 5040 section 5.1): the completion says that the buffer
+//! is free, and nothing about the peer. A read or an atomic is complete when its answer has arrived. Completions keep the
+//! order of posting: a request that is complete early waits in the queue.
 //!
-//! The sink of a read is a tagged buffer that the request names on the wire. It must grant remote write, which is checked before
-//! anything is sent (RFC 5040 section 5.2.1).
+//! The sink of a read is a tagged buffer that the request names on the wire. It must grant remote write, which is checked
+//! before anything is sent (RFC 5040 section 5.2.1).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,30 +33,31 @@ use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::terminate::{Breach, Terminate, TerminateCode, request_status, terminate_about};
 use crate::{Cx, Qp, Sending, extension};
 
-/// How often a request that waits for an inactive port checks the port.
+/// How often a queue pair with waiting requests checks whether its port is active again.
 const PORT_POLL: Duration = Duration::from_millis(1);
 
-/// The state of a requester. The fields that each request uses come first.
+/// The transport's state of a requester. The fields that each request uses come first.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Requester {
-    /// The other end.
+    /// The peer, as soon as the program has named it.
     pub(crate) peer: Option<Peer>,
-    /// This queue pair's epoch; 0 before the first connection.
+    /// The epoch, a number that identifies this queue pair's present or last connection in the process; 0 before the first
+    /// one.
     pub(crate) epoch: u32,
-    /// The most reads and atomics that may be outstanding at one time.
+    /// How many reads and atomics may be outstanding at a time (ORD).
     pub(crate) ord: u8,
-    /// The Terminate to send when the connection ends; without one the connection is reset.
+    /// The Terminate to send to the peer when the connection ends. Without one the connection is reset.
     pub(crate) pending_terminate: Option<Box<Terminate>>,
     /// The Terminate by which the peer ended the present or last connection.
     pub(crate) terminated: Option<Box<Terminate>>,
-    /// The queue pair has claimed its stream.
+    /// Whether the queue pair has asked for its TCP stream, which it does once for each connection.
     pub(crate) has_claimed: bool,
-    /// A connection manager made the connection and reports its end.
+    /// Whether a connection manager made the connection and reports its end to the program.
     pub(crate) is_managed: bool,
-    /// The peer has closed the connection, and the program has not ended it yet.
+    /// Whether the peer has closed the connection, which the program has not ended yet.
     pub(crate) peer_closed: bool,
-    /// The answer to the read that began the stream has not arrived.
+    /// Whether the answer to the zero-length read that began the stream is still outstanding.
     pub(crate) awaits_ready: bool,
     // Outstanding reads and atomics; used over a link only.
     outstanding: u32,
@@ -67,34 +68,34 @@ pub struct Requester {
 }
 
 impl Requester {
-    // The sequence number of the next message of a queue.
+    // Returns the message sequence number of the next message of a queue.
     const fn next_msn(&self, qn: u32) -> u32 {
         self.sent[qn as usize].wrapping_add(1)
     }
 
-    /// Counts a message of this queue of which a part was sent.
+    /// Counts a message of this queue, a part of which was sent.
     pub(crate) const fn count_message(&mut self, qn: u32) {
         self.sent[qn as usize] = self.next_msn(qn);
     }
 }
 
-/// The progress of a request that is being sent.
+/// How much of a request has been sent.
 #[derive(Debug, Default)]
 struct SendProgress {
-    /// Bytes of its data that were sent.
+    /// The number of bytes of the request's data that were sent.
     sent: usize,
-    /// Its data was sent, but not its immediate data.
+    /// Whether all of the request's data was sent, but not its immediate data.
     is_second: bool,
-    /// A part of it was sent.
+    /// Whether any part of the request was sent.
     has_begun: bool,
-    /// The sequence number of its message.
+    /// The sequence number of the request's message.
     msn: u32,
-    /// Its data is sent in one segment or not at all.
+    /// Whether the request's data is sent in one segment or not at all.
     is_uncut: bool,
 }
 
 impl SendProgress {
-    // Sends data. Returns whether all of it was sent.
+    // Sends data of the request, as much as the stream has room for. Returns whether all of it was sent.
     fn offer(
         &mut self,
         qp: &Qp,
@@ -110,7 +111,8 @@ impl SendProgress {
     }
 }
 
-/// Sends a message of one segment over a link without queueing the request, if no earlier request is in the queue.
+/// Sends a message over the link without queueing its request, if no earlier request is queued, and one segment holds the
+/// message, and the stream has room.
 pub(crate) fn send_at_once(
     qp: &Qp,
     half: &mut Sending,
@@ -144,7 +146,8 @@ pub(crate) fn send_at_once(
     }
 }
 
-/// Whether waiting requests may proceed. After the peer's close they never may: the queue pair goes to the error state.
+/// Returns whether waiting requests may be sent now. After the peer's close they never may, and the queue pair goes to the
+/// error state.
 pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     if qp.state() != QpState::Rts {
         return false;
@@ -163,7 +166,7 @@ pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     !half.driver.peer_closed
 }
 
-/// Starts the requests that can start over a link.
+/// Sends the queued requests that can be sent over the link now, and completes those that have ended.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     let Some(peer) = half.driver.peer.filter(Peer::is_connected) else {
         return;
@@ -219,7 +222,7 @@ fn start_waiting(
     }
 }
 
-/// The progress of a request and the number of its request message; `None` inside if it has to wait for room.
+/// The new phase of a request and the number of its request message; `None` inside if the request has to wait for room.
 type Started = Result<Option<(Phase, u32)>, Fault>;
 
 const SENT: Phase = Phase::Done(WcStatus::Success);
@@ -234,7 +237,7 @@ struct Outgoing<'a, 'r> {
 }
 
 impl Outgoing<'_, '_> {
-    // Starts or continues the request. Returns its progress and the number of its request message; `None` if it has to wait.
+    // Starts or continues the request. Returns its phase and the number of its request message; `None` if it has to wait.
     fn start(&mut self, cx: &mut Cx<'_>) -> Option<(Phase, u32)> {
         let (request, tx) = (self.request, &self.half.driver);
         // A fence waits for all earlier reads and atomics; later ones have not started.
@@ -362,7 +365,7 @@ impl Outgoing<'_, '_> {
     }
 }
 
-/// The DDP header of a segment of a send.
+/// Returns the DDP header of a segment of a send.
 pub(crate) fn send_header(
     request: &Request<'_>,
     extra: SendExtra,
@@ -379,7 +382,7 @@ pub(crate) fn send_header(
     Untagged::new(opcode, queue::SEND, msn, offset, last).invalidating(key.unwrap_or_default())
 }
 
-/// The RDMA Read Request of a read.
+/// Returns the RDMA Read Request of a read.
 pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body {
     let sink = sink(request);
     Body::ReadRequest(ReadRequest {
@@ -391,7 +394,7 @@ pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body
     })
 }
 
-/// The sink of a read: the only entry, or an empty one if the read has none.
+/// Returns the sink of a read: its only scatter/gather entry, or an empty one if the read has none.
 pub(crate) fn sink(request: &Request<'_>) -> Sge {
     match request.source {
         Source::Sges([sge, ..]) => *sge,
@@ -399,7 +402,7 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
     }
 }
 
-/// The bytes of a read's sink, which must be a tagged buffer that a peer may write, as on the wire.
+/// Returns the memory of a read's sink, which must be a tagged buffer that a peer may write, as on the wire.
 #[inline]
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
@@ -414,7 +417,7 @@ pub(crate) fn sink_spans<'p>(
     tagged_spans(qp, buffer, request.length, Access::REMOTE_WRITE, cx.pin)
 }
 
-/// The bytes of an atomic's result. The answer is untagged, so local write suffices (RFC 7306 section 5.3).
+/// Returns the memory for an atomic's result. The answer is untagged, so local write suffices (RFC 7306 section 5.3).
 #[inline]
 pub(crate) fn result_spans<'p>(
     qp: &Qp,
@@ -426,7 +429,7 @@ pub(crate) fn result_spans<'p>(
     Ok(spans)
 }
 
-/// Invalidates the filled sink of a read-with-invalidate. Returns the status of the read.
+/// Invalidates the key of a read-with-invalidate whose bytes have arrived. Returns the status of the read.
 pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
     let Op::Read(_, Some(key)) = *op else {
         return WcStatus::Success;
@@ -446,7 +449,8 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
 
 // ---- answers
 
-/// Handles an answer: bytes of a read, an atomic response, a Terminate, or a message that claims to be one of these.
+/// Handles a message for the requester: bytes of a read, an atomic response, a Terminate, or a message that claims to be
+/// one of these.
 pub(crate) fn handle_answer(
     qp: &Qp,
     epoch: u32,
@@ -481,7 +485,7 @@ pub(crate) fn handle_answer(
     }
 }
 
-/// A queue pair with its sending half locked, and the oldest of its requests without an answer.
+/// A queue pair with its sending half locked, and the index of its oldest request without an answer.
 struct Answered<'a, 'p> {
     qp: &'a Qp,
     half: &'a mut Sending,
@@ -490,13 +494,13 @@ struct Answered<'a, 'p> {
 }
 
 impl Answered<'_, '_> {
-    // Whether this is the answer to the read that began the stream.
+    // Returns whether this is the answer to the zero-length read that began the stream.
     fn is_awaited(&mut self) -> bool {
         std::mem::take(&mut self.half.driver.awaits_ready)
     }
 
-    // Places bytes of a read. Returns the status with the last of them. Responses arrive in the order of the requests, and each
-    // segment continues where the one before it ended (RFC 5040 section 5.5).
+    // Places bytes of a read. Returns the status with the last of them. Responses arrive in the order of the requests, and
+    // each segment continues where the one before it ended (RFC 5040 section 5.5).
     fn read(
         &mut self,
         segment: &Tagged,
@@ -580,8 +584,8 @@ impl Answered<'_, '_> {
         self.qp.complete_done(self.half, self.cx);
     }
 
-    // Handles the peer's Terminate. The request that it is about gets its status, if it is still outstanding; sends and writes
-    // have completed long before. A Terminate is not answered (RFC 5040 section 4.8).
+    // Handles the peer's Terminate. The request that it is about gets its status, if it is still outstanding; sends and
+    // writes have completed long before. A Terminate is not answered (RFC 5040 section 4.8).
     #[cold]
     fn terminated(&mut self, terminate: Terminate) {
         let queue = &mut self.half.queue;
@@ -607,7 +611,7 @@ impl Answered<'_, '_> {
     }
 }
 
-/// Ends a failed connection: enters the error state, and flushes the queues when no lock is held.
+/// Fails a connection: the queue pair enters the error state, and is flushed as soon as no lock is held.
 pub(crate) fn fail_later(qp: &Qp, cx: &mut Cx<'_>) {
     qp.enter_error(false);
     if let Some(me) = qp.shared() {
@@ -615,7 +619,8 @@ pub(crate) fn fail_later(qp: &Qp, cx: &mut Cx<'_>) {
     }
 }
 
-/// Notes a failed request. If this side is at fault, the Terminate reports that to the peer (RFC 5040 section 7.1).
+/// Prepares the Terminate for a request that has failed with `status`, if this side is at fault: it reports that to the
+/// peer (RFC 5040 section 7.1).
 pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
     let remote = matches!(
         status,

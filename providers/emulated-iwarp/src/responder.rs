@@ -1,8 +1,9 @@
 //! The receiving half: it turns the peer's messages into operations on the engine.
 //!
-//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are checked.
-//! Reads and atomics wait in one queue and are served in the order of their requests, when the segments that arrived with them
-//! have been placed or later: a read may see a write that was sent after it, unless that write was fenced (RFC 5040 section 5.5).
+//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are
+//! checked. Reads and atomics wait in one queue and are served in the order of their requests, when the segments that
+//! arrived with them have been placed or later: a read may see a write that was sent after it, unless that write was fenced
+//! (RFC 5040 section 5.5).
 
 use std::collections::VecDeque;
 
@@ -20,16 +21,17 @@ use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_terminate};
 use crate::terminate::{Breach, Terminate, TerminateCode, terminate_about};
 use crate::{Cx, Qp, QpRef, Receiving};
 
-/// The state of a responder.
+/// The transport's state of a responder.
 #[derive(Debug, Default)]
 pub struct Responder {
-    /// This queue pair's epoch; 0 before the first connection.
+    /// The epoch, a number that identifies this queue pair's present or last connection in the process; 0 before the first
+    /// one.
     pub(crate) epoch: u32,
-    /// The other end.
+    /// The peer, as soon as the program has named it.
     pub(crate) peer: Option<Peer>,
-    /// The rights of the peer through this queue pair.
+    /// The rights that the queue pair grants to its peer.
     pub(crate) access: Access,
-    /// The most reads and atomics that are served at one time.
+    /// How many reads and atomics of the peer may wait to be served (IRD).
     pub(crate) ird: u8,
     // The state that only a link needs.
     inbound: Option<Box<Inbound>>,
@@ -48,7 +50,7 @@ impl Responder {
     }
 }
 
-/// The progress of the peer's messages.
+/// The progress of the peer's messages that come over a link.
 #[derive(Debug, Default)]
 struct Inbound {
     // Complete messages on the queues of sends and of requests.
@@ -64,7 +66,7 @@ struct Inbound {
     responses: u32,
 }
 
-/// A read or an atomic that waits for its turn.
+/// A read or an atomic of the peer that waits to be served.
 #[derive(Debug)]
 struct Pending {
     due: Time,
@@ -74,17 +76,19 @@ struct Pending {
     bytes: Octets,
     // Bytes of a read's answer that were sent.
     sent: usize,
-    // The answer to another request, which waits for room, so that a peer that does not read its answers cannot fill memory.
+    // The answer to another request than a read. It waits for room, so that a peer that does not read its answers cannot
+    // fill memory.
     answer: Option<(Message, Octets)>,
 }
 
-/// Whether the queue pair, as it is now, accepts frames and calls of this epoch.
+/// Returns whether the queue pair accepts messages now: it is in RTR, RTS or SQD, and its connection is the one of this
+/// epoch.
 #[inline]
 pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())
 }
 
-/// Handles a segment for the receiving half.
+/// Handles a segment or a ready-to-receive indication that has arrived for the responder.
 pub(crate) fn handle(
     qp: &Qp,
     epoch: u32,
@@ -116,7 +120,8 @@ pub(crate) fn handle(
     }
 }
 
-/// Handles bytes that are not a segment, or a segment with a wrong checksum.
+/// Handles bytes of the stream that are no segment, or a segment with a wrong checksum: the connection ends with a
+/// Terminate.
 pub(crate) fn handle_broken(qp: &Qp, epoch: u32, breach: Breach, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
     if takes(qp, half, epoch) {
@@ -124,7 +129,7 @@ pub(crate) fn handle_broken(qp: &Qp, epoch: u32, breach: Breach, cx: &mut Cx<'_>
     }
 }
 
-/// Serves the reads and atomics whose turn has come, as far as there is room for their answers.
+/// Serves the reads and atomics that are due, in order, as far as the stream has room for their answers.
 pub(crate) fn serve(qp: &QpRef, now: Time) {
     Cx::run(&qp.device, Some(now), |cx| {
         let half = &mut *qp.responder();
@@ -145,7 +150,7 @@ pub(crate) fn serve(qp: &QpRef, now: Time) {
     });
 }
 
-// The unanswered part of a request; of a read, the part after the bytes that were answered (RFC 5040 section 4.8).
+// Returns the unanswered part of a request; of a read, the part after the bytes that were answered (RFC 5040 section 4.8).
 fn unanswered(pending: &Pending) -> Message {
     let mut request = pending.request;
     if let Body::ReadRequest(read) = &mut request {
@@ -157,7 +162,8 @@ fn unanswered(pending: &Pending) -> Message {
 }
 
 impl Target<'_, '_> {
-    /// Enters the error state because the peer broke a rule. Returns the Terminate to send (RFC 5040 section 7).
+    /// Puts the queue pair into the error state because the peer's message breaks a rule or cannot be carried out. Returns
+    /// the Terminate to send (RFC 5040 section 7); `about` is the segment at fault and the number of its payload bytes.
     #[cold]
     pub(crate) fn fail(&mut self, breach: Breach, about: Option<(&Message, usize)>) -> Terminate {
         let about = about.filter(|_| !breach.is_own());
@@ -270,7 +276,7 @@ impl Target<'_, '_> {
         Ok(())
     }
 
-    // Reads and atomics share one budget and one order (RFC 7306 section 5).
+    // Queues a read or an atomic. Both share one limit and one order (RFC 7306 section 5).
     fn enqueue(
         &mut self,
         segment: &Untagged,
@@ -315,7 +321,7 @@ impl Target<'_, '_> {
         is_due.then(|| pending.pop_front()).flatten()
     }
 
-    // Answers a request. Returns false if there is no room for the whole answer.
+    // Answers a request. Returns `false` if the stream has no room for the whole answer.
     fn answer(&mut self, pending: &mut Pending) -> Result<bool, Breach> {
         let Some(peer) = self.half.driver.peer else {
             return Ok(true);

@@ -1,14 +1,14 @@
-//! The choice of the stream to give up when there are too many without a request.
+//! The choice of the stream to close when too many streams wait whose peers have not sent a request.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::IpAddr;
 
-/// Streams whose peer has not sent its whole MPA request, by peer and age.
+/// Streams whose peer has not sent its whole MPA request yet, by the peer's address and the stream's age.
 #[derive(Debug)]
 pub(crate) struct SilentStreams<P = IpAddr, A = u64> {
     of_peers: HashMap<P, BTreeMap<A, u32>>,
-    /// The number of streams of each peer.
+    /// The peers, ordered by how many of these streams each has.
     counts: BTreeSet<(usize, P)>,
 }
 
@@ -42,7 +42,7 @@ impl<P: Copy + Hash + Ord, A: Ord> SilentStreams<P, A> {
         }
     }
 
-    /// The oldest stream of the peer that has the most.
+    /// Returns the oldest stream of the peer that has the most of these streams; `None` if there is no stream.
     pub(crate) fn longest(&self) -> Option<u32> {
         let (_, peer) = self.counts.last()?;
         let oldest = self.of_peers.get(peer)?.first_key_value();

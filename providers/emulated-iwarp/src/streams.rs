@@ -1,8 +1,9 @@
 //! The streams of a device on an IP network: TCP connections, from their first byte until a queue pair has them.
 //!
-//! Every stream has a number from a range that queue pairs do not use. Its sink gets the bytes that arrive and speaks MPA: the
-//! sink is in the crate that makes connections, or in `rendezvous`. When both ends have agreed, the stream waits for the queue
-//! pair that names its number, or goes to the one that has named it already; from then on the link has its frames.
+//! Every stream has a number from a range that queue pairs do not use. Its sink, which speaks MPA, gets the bytes that
+//! arrive: the sink is in the crate that makes connections, or in `rendezvous`. When both ends have agreed, the stream
+//! waits for the queue pair that names its number, or goes to the one that has named it already; from then on the link has
+//! its frames.
 //!
 //! Everything here runs on the reactor thread and never blocks. No lock is held while a sink is called.
 
@@ -37,33 +38,33 @@ use crate::requester::fail_later;
 use crate::silent::SilentStreams;
 use crate::{Cx, Device, QpRef, QpWeak};
 
-/// The options of a device on an IP network.
+/// Options of an iWARP device on an IP network.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct WireOptions {
-    /// The address of the device, and the port on which queue pairs that name each other by number find each other; 0 if only a
-    /// connection manager makes connections.
+    /// The address of the device, and the port on which queue pairs that name each other by number find each other; port 0
+    /// if only a connection manager makes connections.
     pub address: SocketAddr,
-    /// The options of its streams, such as the backlog and the faults.
+    /// Options of the device's TCP streams, such as the backlog and the injected faults.
     pub link: TcpLinkOptions,
     /// Whether this device wants checksums in the frames of both directions. A peer that wants them gets them in any case.
     pub crc: bool,
     /// Whether this device wants markers in the frames that it receives.
     pub markers: bool,
-    /// Whether this device, when a peer requests a connection, sends before the peer has sent: see
+    /// Whether this device, when a peer has requested a connection, sends frames before the peer has sent one: see
     /// [`StreamWishes::speaks_first`].
     pub speaks_first: bool,
     /// The most bytes of a DDP segment, even if the path carries more.
     pub max_segment: usize,
-    /// The most streams that wait for a queue pair. The default is 4,096, or half of the process's descriptors if that is less.
-    /// One more stream replaces one whose peer has been silent for longest.
+    /// The most streams that no queue pair uses yet. The default is 4,096, or half of the process's descriptors if that is
+    /// less. One more stream replaces one whose peer has been silent for longest.
     pub max_early: usize,
-    /// Gets the bytes that pass through the sockets.
+    /// Gets a copy of the bytes that pass through the sockets; `None` for no copy.
     pub tap: Option<Arc<dyn TcpTap>>,
 }
 
 impl WireOptions {
-    /// The options for a device at this address and port, with checksums and without markers.
+    /// Creates the options for a device at this address and port, with checksums and without markers.
     pub fn new(address: SocketAddr) -> Self {
         Self {
             address,
@@ -78,7 +79,7 @@ impl WireOptions {
     }
 }
 
-/// The first number of a stream; queue pairs have lower ones.
+/// The first number of a stream. Queue pairs have lower numbers.
 pub(crate) const FIRST_STREAM: u32 = 0x80_0000;
 
 const STREAM_NUMBERS: u32 = 0x7f_fff0;
@@ -98,10 +99,10 @@ struct State {
     inserted: u64,
     listeners_made: u64,
     early: HashMap<u32, Early>,
-    /// The silent streams in `early`.
+    /// Those streams in `early` whose peer has been silent so far.
     silent: SilentStreams,
     listeners: HashMap<u64, Listening>,
-    /// Streams that queue pairs have, each with the sink that is notified of its end.
+    /// Streams that queue pairs use, each with the sink that is notified of its end.
     running: HashMap<u32, (Claim, Arc<dyn StreamSink>)>,
 }
 
@@ -110,7 +111,7 @@ struct Listening {
     sink: Arc<dyn StreamListener>,
 }
 
-/// A queue pair that waits for a stream or has it, in one of its epochs.
+/// A queue pair that waits for a stream or uses it, in the connection with this epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) qp: QpWeak,
@@ -118,7 +119,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// The claim of a queue pair that has named its peer.
+    /// Describes a queue pair that has named its peer, and so waits for a stream.
     pub(crate) fn new(qp: &QpRef, named: &Peer) -> Self {
         Self {
             qp: qp.downgrade(),
@@ -126,7 +127,7 @@ impl Claim {
         }
     }
 
-    /// Fails the queue pair if it still waits for a stream, which will not come.
+    /// Fails the queue pair if it still waits for its stream, which will not come.
     pub(crate) fn give_up(&self) {
         let Some(qp) = self.qp.upgrade() else { return };
         let half = qp.requester();
@@ -142,28 +143,28 @@ impl Claim {
     }
 }
 
-/// A stream that no queue pair has yet.
+/// A stream that no queue pair uses yet.
 struct Early {
     socket: Arc<TcpSocket>,
     peer: IpAddr,
     sink: Arc<dyn StreamSink>,
     is_connected: bool,
-    /// The peer has begun the stream and has not sent its whole MPA request.
+    /// Whether the peer has begun the stream and has not sent its whole MPA request.
     is_silent: bool,
-    /// The order of arrival.
+    /// The position of the stream in the order of arrival.
     order: u64,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
-    /// The bytes to send when the link has the stream.
+    /// Bytes that the link sends before any frame, when it gets the stream.
     last: Vec<u8>,
-    /// Something was sent.
+    /// Whether any byte was sent on the stream.
     has_spoken: bool,
     announcement: Option<Announcement>,
     claim: Option<Claim>,
 }
 
 impl Early {
-    // Sends bytes that come before frames. If the connection loses them, the sink is notified of its end.
+    // Sends bytes that come before frames. If the connection loses them, the sink is notified of the stream's end.
     fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.announce(link);
@@ -222,7 +223,8 @@ impl Streams {
         }
     }
 
-    /// Handles a watched socket that is readable, writable or broken.
+    /// Handles a socket that the reactor reports as readable, writable or broken. `token` is the number of its stream or
+    /// listener.
     pub(crate) fn attend(&self, token: u64) {
         match u32::try_from(token) {
             Ok(number) => self.attend_stream(number),
@@ -234,7 +236,8 @@ impl Streams {
 
     fn attend_listener(&self, token: u64) {
         for _ in 0..ACCEPT_BATCH {
-            // The lock is held, so that after the return of `unlisten` no other thread has the listener and its port is free.
+            // The lock is held, so that after the return of `unlisten` no other thread has the listener and its port is
+            // free.
             let mut state = self.lock();
             let Some(listening) = state.listeners.get(&token) else {
                 return;
@@ -337,7 +340,7 @@ impl Streams {
         }
     }
 
-    // Handles the bytes that have arrived on a stream. Returns how the stream has ended, if it has.
+    // Handles the bytes that have arrived on a stream. Returns how the stream has ended; `None` if it continues.
     fn advance(&self, number: u32) -> Option<StreamEnd> {
         let mut buffer = [0; 4096];
         let mut state = self.lock();
@@ -397,7 +400,8 @@ impl Streams {
 
     // ---- queue pairs
 
-    /// Claims a stream for the queue pair that names it and is ready to receive.
+    /// Reserves the stream whose number `named` has for this queue pair, which is ready to receive. If the stream has
+    /// ended, the queue pair fails.
     pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
         let number = named.end.qpn;
         let mut state = self.lock();
@@ -431,7 +435,7 @@ impl Streams {
         }
     }
 
-    /// Ends the claim of a queue pair that no longer waits for its stream.
+    /// Cancels the reservation of a stream for a queue pair that no longer waits for it, and closes the stream.
     pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
         let number = peer.end.qpn;
         let mut state = self.lock();
@@ -449,7 +453,7 @@ impl Streams {
         });
     }
 
-    // Gives an agreed stream to the queue pair that waits for it. Called with no other lock held.
+    // Gives an agreed stream to the queue pair that waits for it. The caller holds no other lock.
     fn join(&self, mut state: MutexGuard<'_, State>, number: u32, effects: &mut Effects) {
         let early = state.early.get(&number);
         let complete = early.and_then(|early| early.agreed.zip(early.claim.clone()));
@@ -476,7 +480,8 @@ impl Streams {
         }
     }
 
-    // Both halves are locked while the link takes the stream, so that no frame is delivered or sent before both know their peer.
+    // Both halves are locked while the link takes the stream, so that no frame is delivered or sent before both know their
+    // peer.
     fn attach(
         &self,
         qp: &QpRef,
@@ -527,14 +532,14 @@ impl Streams {
         true
     }
 
-    /// Notifies the maker of a queue pair's stream that the first frame has arrived.
+    /// Notifies the sink of the stream with this number, which a queue pair uses, that the first frame has arrived.
     pub(crate) fn begun(&self, number: u32, effects: &mut Effects) {
         if let Some((_, sink)) = self.lock().running.get(&number).cloned() {
             effects.later(move |_| sink.begun());
         }
     }
 
-    /// Notifies the maker of a stream that the queue pair has left it.
+    /// Notifies the sink of the stream with this number that its queue pair has left it.
     pub(crate) fn ended(&self, number: u32, effects: &mut Effects) {
         if let Some((_, sink)) = self.lock().running.remove(&number) {
             effects.later(move |_| sink.ended(StreamEnd::Closed));
@@ -560,8 +565,9 @@ fn send_rtr(qp: &QpRef, half: &mut crate::Sending, peer: &Peer, form: ReadyForms
     peer::send_message(qp, peer, message, cx);
 }
 
-// A peer may miss an early indication until something else arrives: Linux's siw checks for it only after it has sent the reply.
-// In the form of a write without payload it may be repeated, because it changes nothing.
+// Repeats the ready-to-receive indication once. A peer may miss an early one until something else arrives: Linux's siw
+// checks for it only after it has sent the reply. In the form of a write without payload it may be repeated, because it
+// changes nothing.
 fn repeat_rtr(qp: &QpRef, epoch: u32) {
     let weak = qp.downgrade();
     let timers = qp.device.network().timers();
@@ -585,7 +591,8 @@ fn repeat_rtr(qp: &QpRef, epoch: u32) {
 }
 
 impl State {
-    /// Notes that the program has this stream or is asked to accept it.
+    /// Notes that the peer of this stream no longer counts as silent: a queue pair waits for the stream, or the program is
+    /// asked to accept it.
     fn not_silent(&mut self, number: u32) {
         if let Some(early) = self.early.get_mut(&number)
             && std::mem::take(&mut early.is_silent)
@@ -669,14 +676,16 @@ impl StreamPort for Streams {
         let Some(early) = state.early.get_mut(&stream.value()) else {
             return;
         };
-        // All further bytes are frames. The peer continues when it has `last`, and its next frames must find the stream attached.
+        // All further bytes are frames. The peer continues when it has `last`, and its next frames must find the stream
+        // attached.
         if !last.is_empty() {
             early.announce(&self.link);
             early.last = last.to_vec();
         }
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
-        // The queue pair gets the stream at once: the peer may have answered and closed already, which the queue pair has to see.
+        // The queue pair gets the stream at once: the peer may have answered and closed already, which the queue pair has
+        // to see.
         let mut effects = Effects::default();
         self.join(state, stream.value(), &mut effects);
         effects.run();
@@ -768,17 +777,17 @@ fn end_of(error: &StreamError) -> StreamEnd {
     }
 }
 
-/// The default for the most streams that no queue pair has yet.
+/// The default for the most streams that no queue pair uses yet.
 const MOST_EARLY: usize = 4096;
 /// The time after which a ready-to-receive indication is repeated.
 const RTR_REPEAT: Duration = Duration::from_millis(50);
-/// The first token of listeners, above those of streams.
+/// The first reactor token of listeners, above those of streams.
 const LISTENERS: u64 = 1 << 32;
-/// The most connections that are accepted when a listener is readable.
+/// The most connections that are accepted each time a listener is readable.
 const ACCEPT_BATCH: usize = 32;
-/// The most connections that wait in the kernel.
+/// The most connections to a listener that wait in the kernel.
 const BACKLOG: u32 = 1024;
-/// The time after which a paused listener is watched again.
+/// The time after which a listener is watched again that was paused for lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// The most bytes that may wait on a stream that no queue pair has yet.
+/// The most received bytes that may wait on a stream that no queue pair uses yet.
 const MAX_REST: usize = 1 << 16;

@@ -1,8 +1,8 @@
 //! The mapping of faults to codes of Terminates, and of codes to statuses.
 //!
-//! An inbound fault is a [`Breach`]. One function each maps it to the code on the wire ([`Breach::code`]), to the status of the
-//! receive that was being filled ([`Breach::receive_status`]) and to the event ([`Breach::event`]). Another one maps a code from
-//! the peer to the status of the request that it is about ([`request_status`]).
+//! An inbound fault is a [`Breach`]. One function each maps it to the code on the wire ([`Breach::code`]), to the status of
+//! the receive that was being filled ([`Breach::receive_status`]) and to the event ([`Breach::event`]). Another one maps a
+//! code from the peer to the status of the request that it is about ([`request_status`]).
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
@@ -11,24 +11,24 @@ use verbs_api::{WcStatus, event::EventType};
 
 use crate::header::{Body, Message};
 
-/// The fault of a peer's message, or the reason why it was not carried out.
+/// Why a message of the peer was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breach {
-    /// An atomic operation was refused.
+    /// An atomic operation was refused with this fault.
     Atomic(Fault),
-    /// A key cannot be invalidated.
+    /// The key in a send-with-invalidate cannot be invalidated.
     Invalidate(Fault),
-    /// The message breaks a rule of its protocol, which has this code for it.
+    /// The message breaks a rule of its protocol, which reports that by this code.
     Protocol(TerminateCode),
-    /// A read was refused.
+    /// A read was refused with this fault.
     Read(Fault),
-    /// The entries of the receive were refused: this side is at fault.
+    /// An entry of the receive failed its check: this side is at fault, not the peer.
     Receive(Fault),
-    /// A tagged segment cannot be placed.
+    /// The payload of a tagged segment cannot be placed.
     Tagged(Fault),
 }
 
-/// The status of the read or atomic that this code answers; `None` if the code is not about one.
+/// Returns the status of the read or atomic about which a Terminate with this code is; `None` if the code is not about one.
 ///
 /// The statuses are those that an InfiniBand responder's answer to the same fault would give.
 pub const fn request_status(code: TerminateCode) -> Option<WcStatus> {
@@ -49,8 +49,9 @@ pub const fn request_status(code: TerminateCode) -> Option<WcStatus> {
     }
 }
 
-/// The Terminate about a segment that had so many bytes after its header. It has the length of the segment, the DDP header, and
-/// the RDMAP header if the segment is a request (RFC 5040 section 4.8). Without a faulty segment it has none of these.
+/// Returns the Terminate about a segment. `about` is the segment and the number of bytes after its headers: the Terminate
+/// has the length of the segment, the DDP header, and the RDMAP header if the segment is a request (RFC 5040 section 4.8).
+/// Without `about` it has none of these.
 pub(crate) fn terminate_about(code: TerminateCode, about: Option<(&Message, usize)>) -> Terminate {
     let said = Terminate::new(code);
     let (ddp, request, length) = match about {
@@ -70,10 +71,10 @@ pub(crate) fn terminate_about(code: TerminateCode, about: Option<(&Message, usiz
 }
 
 impl Breach {
-    /// The message is unknown, on the wrong queue, not enabled, or was not asked for.
+    /// The message is unknown, on the wrong queue, not permitted, or answers no request.
     pub const OPCODE: Self = Self::Protocol(TerminateCode::RDMAP_OPCODE);
 
-    /// The code that reports the fault to the peer (RFC 5040 section 4.8, RFC 5041 section 8, RFC 7306 section 8).
+    /// Returns the code that reports the fault to the peer (RFC 5040 section 4.8, RFC 5041 section 8, RFC 7306 section 8).
     pub const fn code(self) -> TerminateCode {
         match self {
             // RFC 7306 section 8 makes this a catastrophic error of the stream.
@@ -89,12 +90,13 @@ impl Breach {
         }
     }
 
-    /// Whether this side is at fault: then its Terminate has no header of the peer's (RFC 5040 section 4.8).
+    /// Returns whether this side is at fault: then its Terminate has no header of the peer's message (RFC 5040 section
+    /// 4.8).
     pub const fn is_own(self) -> bool {
         matches!(self, Self::Receive(_))
     }
 
-    /// The status of the receive that is being filled. Faults that are not about the receive flush it.
+    /// Returns the status of the receive that the message was filling. Faults that are not about the receive flush it.
     pub const fn receive_status(self) -> WcStatus {
         match self {
             Self::Invalidate(_) => WcStatus::RemInvReqErr,
@@ -104,7 +106,7 @@ impl Breach {
         }
     }
 
-    /// The event that reports the fault to the program if no receive does.
+    /// Returns the event that reports the fault to the program if no receive does.
     pub const fn event(self) -> EventType {
         match self {
             Self::Atomic(Fault::Misaligned) => EventType::QpReqErr,
@@ -117,7 +119,7 @@ impl Breach {
     }
 }
 
-// The remote protection errors of RDMAP, for reads, atomics and invalidations.
+// Returns the remote protection error of RDMAP for a refused read, atomic or invalidation.
 const fn protection(fault: Fault) -> TerminateCode {
     match fault {
         Fault::Key => TerminateCode::RDMAP_INVALID_STAG,
@@ -129,7 +131,8 @@ const fn protection(fault: Fault) -> TerminateCode {
     }
 }
 
-// The tagged buffer errors of DDP. It has none for a missing right: invalid STag is the nearest, which siw chose too.
+// Returns the tagged buffer error of DDP for a fault. There is none for a missing right: invalid STag is the nearest, which
+// siw chose too.
 const fn placement(fault: Fault) -> TerminateCode {
     match fault {
         Fault::Bounds => TerminateCode::DDP_BOUNDS,

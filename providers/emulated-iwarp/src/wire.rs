@@ -18,23 +18,23 @@ use crate::rendezvous::Rendezvous;
 pub use crate::streams::WireOptions;
 use crate::streams::{FIRST_STREAM, Streams};
 
-/// A device on an IP network, and its link.
+/// An iWARP device on an IP network, and its link.
 #[derive(Clone)]
 pub struct OnWire {
     /// The device.
     pub device: Arc<Device<Iwarp>>,
-    /// The link of the device.
+    /// The TCP link of the device.
     pub link: Arc<TcpLink<MpaCodec>>,
 }
 
 impl OnWire {
     /// Creates a device at an address of this machine.
     ///
-    /// Several processes may be at one address. The first one has the port on which queue pairs find each other, and another one
-    /// takes it over after its end.
+    /// Several processes may be at one address. The first one has the port on which queue pairs find each other; when it
+    /// ends, another one takes the port.
     ///
     /// # Errors
-    /// The address does not belong to this machine, or the engine refuses.
+    /// The address does not belong to this machine, its port cannot be used, or the engine refuses the device.
     pub fn new(
         driver: impl FnOnce(LinkAddress) -> Iwarp,
         wire: WireOptions,

@@ -1,4 +1,4 @@
-//! Attributes that the devices of every transport on this engine share.
+//! Device attributes that every transport on this engine shares.
 
 use verbs_api::qp::AddressVector;
 use verbs_api::{
@@ -7,7 +7,7 @@ use verbs_api::{
     ids::{Guid, LinkAddress},
 };
 
-/// The limits of the engine's structures, whatever memory there is.
+/// The largest values that the engine's data structures allow; the machine's memory may allow less.
 pub const LIMITS: Limits = Limits {
     max_qp: 1 << 20,
     max_qp_wr: 1 << 14,
@@ -37,7 +37,7 @@ pub const LIMITS: Limits = Limits {
     local_ca_ack_delay: 0,
 };
 
-/// Returns the attributes of a device with this port, before the linked emulations add to them.
+/// Returns the attributes of a device whose only port is `port`. The emulations of extensions add their features later.
 pub fn attributes(
     name: &str,
     provider: &'static str,
@@ -66,11 +66,11 @@ pub fn attributes(
     }
 }
 
-/// Checks that a device at `own` can reach the other end of a path: both are in process, or have IP addresses of one
-/// family.
+/// Checks that a device with the address `own` can reach the remote address of `path`: both are in-process addresses, or
+/// both are IP addresses of one family.
 ///
 /// # Errors
-/// The device cannot reach it.
+/// The two addresses are of different kinds or families.
 pub fn check_reach(own: LinkAddress, path: &AddressVector) -> Result<(), VerbError> {
     let reaches = match (own, path.address) {
         (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,

@@ -1,4 +1,5 @@
-//! The command interface of an emulated device: control verbs take as long as the device's options say.
+//! The command interface of an emulated device. It answers each control verb (create, modify, destroy and others) after the
+//! command latency that the device's options set.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -13,7 +14,7 @@ use crate::timers::Timers;
 
 type Command = Box<dyn FnOnce(Result<(), VerbError>) + Send>;
 
-/// Control verbs that were started and not answered yet.
+/// The control verbs of a device that programs have started and that are not answered yet.
 pub struct Commands {
     me: Weak<Self>,
     network: Arc<dyn Progress>,
@@ -47,7 +48,7 @@ impl Commands {
         })
     }
 
-    /// Sets how long each command takes from now on.
+    /// Sets the command latency: the time that each control verb takes that is started from now on.
     pub fn set_latency(&self, latency: Duration) {
         self.pending.lock().latency = latency;
     }
@@ -57,9 +58,10 @@ impl Commands {
         self.pending.lock().removed
     }
 
-    /// Runs a command after the device's latency and answers it; at once if there is no latency.
+    /// Runs `work`, which carries out a control verb, after the device's command latency, and sends its result as the
+    /// reply. Without latency the calling thread runs it at once; otherwise a timer does, and the caller never blocks.
     ///
-    /// The caller never blocks. After a removal the answer is that the device was removed.
+    /// Once the device was removed, `work` does not run and the reply is [`VerbError::DeviceRemoved`].
     pub fn run<T: Send + 'static>(
         &self,
         reply: Reply<T>,
@@ -68,8 +70,8 @@ impl Commands {
         self.submit(move |alive| reply.send(alive.and_then(|()| work())));
     }
 
-    /// Runs a verb that returns an object and that answers by itself: after the device's latency, or when the device is
-    /// removed, because the object must be released in any case.
+    /// Runs `work`, which destroys an object and sends the reply itself, after the device's command latency. If the device
+    /// is removed, `work` runs at that moment, because the object must be released in any case.
     pub fn run_last<T: Send + 'static>(
         &self,
         reply: Reply<T>,
@@ -78,9 +80,8 @@ impl Commands {
         self.submit(move |_| work(reply));
     }
 
-    // A thread that starts a verb neither polls nor posts, so this flushes frames that would leave with either:
-    // acknowledges of the completions that the program has polled. The peer may have to act by the time that the verb is
-    // answered.
+    // Polls and posts send the acknowledges that are due for completions which the program has polled, but a thread that
+    // starts a verb does neither. So this flushes them: the peer may have to act on them before the verb is answered.
     fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {
         self.network.flush();
         let mut pending = self.pending.lock();
@@ -108,7 +109,8 @@ impl Commands {
         self.timers.add(at, Box::new(job));
     }
 
-    /// Answers all outstanding and all later commands with the error that the device was removed.
+    /// Marks the device as removed: all pending and later verbs end now, those of [`run`](Self::run) with the error that
+    /// the device was removed.
     pub(crate) fn remove(&self) {
         let mut pending = self.pending.lock();
         pending.removed = true;
@@ -120,7 +122,7 @@ impl Commands {
     }
 }
 
-/// The error for a number that is too small or too large.
+/// Returns the error for a verb's argument whose value is less than `least` or greater than `most`.
 pub(crate) fn out_of_range(
     argument: &'static str,
     given: impl Into<u64>,

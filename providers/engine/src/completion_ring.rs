@@ -6,7 +6,7 @@
 //! share only the slots.
 //!
 //! Read `lock` first. The producer lock is of class [`LockClass::CqProducer`], the consumer's of [`LockClass::CqConsumer`].
-//! The caller does the wake-up that a push asks for, after unlocking.
+//! If a push reports that the ring was armed, the caller wakes the waiting thread after it has released the producer lock.
 
 // The current array of slots is reached through an atomic pointer.
 #![allow(unsafe_code)]
@@ -18,51 +18,52 @@ use crate::array::filled;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::sync::{AtomicPtr, AtomicU64, Line, Mutex, Ordering};
 
-/// A completion as the ring stores it. The caller defines the meaning of the words.
+/// A completion as the ring stores it. The ring does not interpret the words: the completion queue defines their meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Three words of data.
+    /// Three words of the caller's data.
     pub words: [u64; 3],
-    /// 30 bits of data, and [`Entry::SOLICITED`].
+    /// The caller's data in the lower 30 bits, and the flag [`Entry::SOLICITED`].
     pub tail: u32,
 }
 
 impl Entry {
-    /// Bit of `tail`: the entry is solicited, or reports an error; both wake [`Armed::Solicited`].
+    /// Bit of `tail`: the completion is solicited or reports an error. Either wakes a thread that armed the ring with
+    /// [`Armed::Solicited`].
     pub const SOLICITED: u32 = 1 << 31;
 
-    /// Bit of `tail` that belongs to the ring: the entry has an extension.
+    /// Bit of `tail` that only the ring sets: the entry has an additional word.
     const EXTENDED: u32 = 1 << 30;
 }
 
-/// The entry that wakes the waiter of a ring, once.
+/// The entry whose push wakes the thread that waits for the ring. One wake-up disarms the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Armed {
-    /// No entry.
+    /// No entry: the ring is not armed.
     #[default]
     No,
-    /// The next solicited entry or error.
+    /// The next entry that is solicited or reports an error.
     Solicited,
-    /// The next entry.
+    /// The next entry of any kind.
     Next,
 }
 
-/// The ring is full, or memory for its slots cannot be allocated; the entry was not added.
+/// The error of a push that adds no entry: the ring is full or closed, or memory for its slots cannot be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
-/// Why the ring keeps its capacity.
+/// Why a resize was refused. The ring keeps its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeError {
-    /// This many entries wait, which are more than the new capacity.
+    /// The ring holds this many entries that were not polled, which is more than the new capacity.
     Pending(u32),
-    /// The memory cannot be allocated.
+    /// Memory for the new slots cannot be allocated.
     Memory,
 }
 
-/// A ring of completions with locks for producers and for consumers.
+/// A ring of completions, with one lock for the threads that push and one for the threads that poll.
 pub struct CompletionRing {
-    /// The current array; null before the first push. It is rarely written.
+    /// The current array of slots; null before the first push. It changes only at that push and when the ring is resized.
     current: AtomicPtr<Array>,
     arrays: Mutex<Arrays>,
     producer: Line<Lock<Producer>>,
@@ -70,7 +71,7 @@ pub struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// Creates an empty ring for `capacity` entries, at least 1. Its slots are allocated at the first push.
+    /// Creates an empty ring for `capacity` entries; 0 counts as 1. Its slots are allocated at the first push.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`].
@@ -95,19 +96,21 @@ impl CompletionRing {
         }
     }
 
-    /// Locks the producer, for one push or several.
+    /// Takes the producer lock, for one push or several.
     #[inline]
     pub fn producer(&self) -> LockGuard<'_, Producer> {
         self.producer.lock()
     }
 
-    /// Adds an entry, possibly with an additional word, for which memory is allocated on first use. `producer` is this
-    /// ring's, locked.
+    /// Adds an entry, and with it the additional word `ext` if it is given, for which memory is allocated on first use.
+    /// `producer` is this ring's producer state, which the caller has locked.
     ///
-    /// Returns whether the ring was armed for the entry: the caller then wakes the waiter, after unlocking.
+    /// Returns whether the ring was armed for the entry. If so, the caller wakes the waiting thread after it has released
+    /// the lock.
     ///
     /// # Errors
-    /// [`Overrun`] if as many entries wait as the ring has capacity, or if memory for them cannot be allocated.
+    /// [`Overrun`] if the ring is closed, already holds as many unpolled entries as its capacity, or has no memory for
+    /// them.
     #[inline]
     pub fn push(
         &self,
@@ -126,9 +129,10 @@ impl CompletionRing {
         Ok(producer.trigger(entry.tail))
     }
 
-    /// Passes up to `max` entries to `out`, oldest first; returns how many.
+    /// Removes up to `max` entries, oldest first, and passes each to `out` with its additional word, if it has one. Returns
+    /// how many entries it removed.
     ///
-    /// `out` runs under the consumer lock: it must only store them.
+    /// `out` runs under the consumer lock, so it must only store the entries.
     #[inline]
     pub fn poll(&self, out: &mut impl FnMut(Entry, Option<u64>), max: usize) -> usize {
         if self.is_empty() {
@@ -137,29 +141,31 @@ impl CompletionRing {
         self.poll_locked(out, max)
     }
 
-    /// Returns the number of entries that wait.
+    /// Returns the number of entries that were pushed and not polled yet.
     pub fn len(&self) -> usize {
         self.pending(&self.producer()) as usize
     }
 
-    /// Returns the number of entries that the ring may hold.
+    /// Returns the number of unpolled entries that the ring may hold.
     pub fn capacity(&self) -> u32 {
         self.producer().capacity
     }
 
-    /// Asks for one wake-up. [`Armed::Next`] overrides [`Armed::Solicited`], never the reverse.
+    /// Arms the ring for one wake-up. On a ring that is armed already, [`Armed::Next`] replaces [`Armed::Solicited`], never
+    /// the reverse.
     ///
-    /// Returns whether there are entries already, which cause no wake-up: the caller polls again before it sleeps.
+    /// Returns `true` if the ring holds entries already. They cause no wake-up, so the caller polls again before it sleeps.
     pub fn arm(&self, kind: Armed) -> bool {
         let mut producer = self.producer();
         producer.armed = producer.armed.max(kind);
         self.pending(&producer) > 0
     }
 
-    /// Changes the capacity, at least 1; entries that wait stay.
+    /// Changes the capacity; 0 counts as 1. Unpolled entries stay in the ring.
     ///
     /// # Errors
-    /// More entries wait, or the memory cannot be allocated.
+    /// The ring holds more unpolled entries than `capacity`, or memory for the slots cannot be allocated. The capacity
+    /// stays then.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`].
@@ -188,7 +194,7 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// Returns the array and the position of the next entry, if there is room.
+    /// Returns the current array and the position for the next entry, or [`Overrun`] if the ring has no room for it.
     #[inline]
     fn claim(&self, producer: &mut Producer) -> Result<(&Array, u64), Overrun> {
         let at = producer.tail;
@@ -210,7 +216,8 @@ impl CompletionRing {
         Some(unsafe { &*array })
     }
 
-    /// Returns an array of this ring whose slots are all empty for the positions from `tail` on.
+    /// Returns an array for `capacity` entries in which no slot holds the entry of a position from `tail` on; `None` if its
+    /// memory cannot be allocated.
     fn empty_array(&self, capacity: u32, tail: u64) -> Option<*mut Array> {
         let mut arrays = self.arrays.lock();
         let array = arrays.of_len(array_len(capacity))?;
@@ -226,7 +233,7 @@ impl CompletionRing {
         unsafe { array.as_ref() }
     }
 
-    /// Returns whether there is nothing to poll, without a lock. Another consumer may have advanced between the two loads,
+    /// Returns whether no entry waits to be polled. This takes no lock: another consumer may advance between the two loads,
     /// to a slot that has an entry, so this checks again until the head has not changed.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -263,7 +270,7 @@ impl CompletionRing {
             out(entry, word.map(|word| word.load(Ordering::Relaxed)));
             head += 1;
         }
-        // Release: the slots have been read before the producer sees this and writes them again.
+        // Release: the slots have been read before the producer sees the new head and writes them again.
         self.consumer.head.store(head, Ordering::Release);
         (head - first) as usize
     }
@@ -273,25 +280,25 @@ impl CompletionRing {
     }
 }
 
-/// The state of the side that adds entries, under its lock.
+/// The state that pushing threads share. The producer lock protects it.
 pub struct Producer {
     /// The number of entries that were ever pushed.
     tail: u64,
-    /// The number of entries that were ever polled, as last read.
+    /// The number of entries that were ever polled, as the producer last read it.
     head: u64,
     capacity: u32,
-    /// How many entries may wait: the capacity, or 0 once the ring was closed.
+    /// How many unpolled entries the ring may hold: the capacity, or 0 once the ring was closed.
     room: u32,
     armed: Armed,
 }
 
 impl Producer {
-    /// Refuses every entry from now on; those that wait can still be polled.
+    /// Closes the ring: every later push fails with [`Overrun`]. Entries that the ring holds can still be polled.
     pub fn close(&mut self) {
         self.room = 0;
     }
 
-    /// Disarms the ring if the entry is one for which it was armed. Returns whether it was.
+    /// Returns whether the ring was armed for an entry with this `tail`, and disarms it in that case.
     #[inline]
     fn trigger(&mut self, tail: u32) -> bool {
         let triggered = match self.armed {
@@ -306,8 +313,9 @@ impl Producer {
     }
 }
 
-/// Every array that the ring ever used; the list owns the pointers. Arrays that a resize replaced stay, because an empty
-/// poll reads without a lock; they are reused, so there is one for each size.
+/// Every array of slots that the ring ever used; the list owns the pointers. Arrays that a resize replaced stay allocated,
+/// because an empty poll reads them without a lock. A resize to an earlier size uses that array again, so there is at most
+/// one for each size.
 struct Arrays(Vec<*mut Array>);
 
 // SAFETY: the arrays consist of atomics, and the lock around this serialises the list of them.
@@ -335,14 +343,14 @@ impl Drop for Arrays {
     }
 }
 
-/// The side that polls.
+/// The state that polling threads share.
 struct Consumer {
     lock: Lock<()>,
-    /// The number of entries that were ever polled; written under the lock.
+    /// The number of entries that were ever polled. It is written under the lock.
     head: AtomicU64,
 }
 
-/// Slots, and their extensions if one was ever needed. The number of slots is a power of two.
+/// Slots, and an additional word for each of them once an entry has needed one. The number of slots is a power of two.
 struct Array {
     slots: Box<[Slot]>,
     ext: OnceLock<Box<[AtomicU64]>>,
@@ -376,14 +384,16 @@ impl Array {
         Some(&words[position as usize & (self.len() - 1)])
     }
 
-    /// Gives each slot a sequence number that no position within one lap from `tail` on has.
+    /// Marks every slot as empty: its sequence number becomes one that none of the next entries, from position `tail` on,
+    /// has.
     fn clear(&self, tail: u64) {
         for slot in &self.slots {
             slot.0[3].store((tail & SEQUENCE) << 32, Ordering::Relaxed);
         }
     }
 
-    /// Copies the entries from `head` to `tail`, if memory for their extensions can be allocated.
+    /// Copies the entries at positions from `head` to `tail`, exclusive, from the array `old`. Returns `None` if memory for
+    /// their additional words cannot be allocated.
     fn refill(&self, old: &Self, head: u64, tail: u64) -> Option<()> {
         for at in head..tail {
             let (from, to) = (old.slot(at), self.slot(at));
@@ -398,13 +408,13 @@ impl Array {
     }
 }
 
-/// Three words of data; the fourth has the sequence number above the data of `Entry::tail`.
+/// One entry: three words of data, and a fourth with the sequence number in the upper half and `Entry::tail` in the lower.
 #[derive(Default)]
 #[repr(align(32))]
 struct Slot([AtomicU64; 4]);
 
 impl Slot {
-    /// Returns the tail of the entry at `position`, if the slot holds that entry.
+    /// Returns the `tail` of the entry at `position`; `None` if the slot does not hold that entry.
     #[inline]
     fn holds(&self, position: u64) -> Option<u32> {
         let last = self.0[3].load(Ordering::Acquire);
@@ -430,10 +440,10 @@ fn array_len(capacity: u32) -> usize {
     capacity.next_power_of_two() as usize
 }
 
-/// The largest capacity: sequence numbers of one lap must differ.
+/// The largest capacity of a ring: no two entries in the ring may have the same 32-bit sequence number.
 pub const MAX_CAPACITY: u32 = 1 << 30;
 
-/// The bits of a position that a slot stores.
+/// The mask of the bits of a position that a slot stores as its sequence number.
 const SEQUENCE: u64 = u32::MAX as u64;
 
 #[cfg(all(test, not(loom)))]

@@ -28,7 +28,7 @@ use crate::pin;
 use crate::qp::QpParts;
 use crate::srq::Srq;
 
-/// An open device.
+/// A device as one program has opened it: its verbs create protection domains and completion queues.
 pub struct Context<D: Driver> {
     device: Arc<Device<D>>,
     events: Arc<dyn EventSink>,
@@ -69,7 +69,7 @@ impl<D: Driver> Drop for Context<D> {
     }
 }
 
-// Counts one of a bounded number of objects of a device, until it is dropped.
+// Counts one of the bounded number of objects of a kind that a device may have, until this is dropped.
 struct Place<D: Driver> {
     device: Arc<Device<D>>,
     quota: fn(&Device<D>) -> &Quota,
@@ -133,7 +133,7 @@ impl<D: Driver> ContextOps for Context<D> {
     }
 }
 
-/// A protection domain.
+/// A protection domain of an open device.
 pub struct Pd<D: Driver> {
     me: Weak<Self>,
     device: Arc<Device<D>>,
@@ -280,7 +280,7 @@ impl<D: Driver> PdOps for Pd<D> {
     }
 }
 
-/// A memory region, or an allocated key for one.
+/// A memory region: registered memory, or an allocated key under which work requests register memory.
 pub struct Mr<D: Driver> {
     me: Weak<Self>,
     device: Arc<Device<D>>,
@@ -315,7 +315,7 @@ impl<D: Driver> Mr<D> {
     }
 }
 
-// Returns the error that names the windows which keep a region from being changed.
+// Returns the error that names the memory windows bound to a region, which keep the region from being changed.
 fn bound_windows<D: Driver>(device: &Device<D>, key: u32) -> VerbError {
     let windows = device.windows.lock();
     let bound = windows.iter();
@@ -346,7 +346,7 @@ impl<D: Driver> MrOps for Mr<D> {
             let reason = "an allocated key is registered by work requests";
             return reply.send(Err(VerbError::argument("mr", reason)));
         }
-        // The change is answered after the last access to the replaced memory.
+        // The reply is sent after the last access to the replaced memory, so that the program may free it.
         let reply = Reply::new(move |result| pin::after_grace(move || reply.send(result)));
         self.device.commands().run(reply, move || {
             let pd = change.pd.as_ref().map(|pd| own::<Pd<D>, _>(pd, "pd"));

@@ -22,33 +22,34 @@ use crate::network::Polled;
 use crate::rules::{self, Rule};
 use crate::sync::Mutex;
 
-/// The most polls of the network that one poll of the queue makes.
+/// The most times that one poll of an empty completion queue polls the network.
 const LOOKS: usize = 4;
 
-/// A completion that is being added to a queue.
+/// The values of one completion, before it is added to a completion queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// The `wr_id` of the request.
+    /// The `wr_id` of the request or receive.
     pub wr_id: u64,
-    /// The status of the request.
+    /// The status with which the request or receive ended.
     pub status: WcStatus,
     /// The operation that completed.
     pub opcode: WcOpcode,
-    /// Flags that say which other fields are valid.
+    /// Flags that say whether `imm` holds immediate data or a key, and whether a routing header precedes the message.
     pub flags: WcFlags,
-    /// The number of bytes.
+    /// The number of bytes that were received, or that a read or an atomic returned.
     pub byte_len: u32,
-    /// The queue pair.
+    /// The number of the queue pair to which the request or receive was posted.
     pub qpn: u32,
-    /// Immediate data, or the invalidated key.
+    /// Immediate data, or the R_Key that the peer has invalidated, in network byte order.
     pub imm: [u8; 4],
-    /// Of a request that failed: the system's error number for the cause, or 0.
+    /// For a failed request, the operating system's error number for the cause, or 0 if there is none.
     pub vendor_err: u32,
-    /// The buffers that the completion returns.
+    /// The buffers that the program lent with the request and that the completion returns to it.
     pub loan: Loan,
-    /// The sender's queue pair, for a datagram.
+    /// The number of the sender's queue pair, for a datagram or a message of XRC; `None` for others.
     pub src_qp: Option<u32>,
-    /// Whether the completion satisfies a queue that is armed for solicited completions. Errors always do.
+    /// Whether the completion wakes a thread that armed the queue for solicited completions only. A completion with an
+    /// error always does.
     pub solicited: bool,
 }
 
@@ -95,12 +96,14 @@ impl Done {
     }
 }
 
-/// The completion of a success without further values: one word, so that it is passed in a register.
+/// The completion of a success that has no values besides `wr_id` and a number of bytes: one word, so that it is passed in
+/// a register.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(u64);
 
 impl Plain {
-    /// Describes an operation of a queue pair; `solicited` satisfies a queue that is armed for solicited completions.
+    /// Describes the completion of an operation on the queue pair `qpn`. `solicited` says whether it wakes a thread that
+    /// armed the queue for solicited completions only.
     #[inline]
     pub fn new(qpn: u32, opcode: WcOpcode, solicited: bool) -> Self {
         let tail = if solicited { Entry::SOLICITED } else { 0 };
@@ -113,16 +116,16 @@ pub struct Cq {
     me: Weak<Self>,
     ring: CompletionRing,
     failed: AtomicBool,
-    // A thread waits, or is about to wait, until this queue notifies it.
+    // Whether a thread waits, or is about to wait, until this queue notifies it.
     awaited: AtomicBool,
     id: ObjectId,
     sink: Arc<dyn CompletionSink>,
     events: Arc<dyn EventSink>,
     commands: Arc<Commands>,
-    // The device, if a thread has to poll for arrivals.
+    // The device, if threads that find the queue empty must poll the network for frames.
     device: Option<Arc<dyn Polled>>,
     users: Mutex<Vec<(u32, Weak<dyn QpActions>)>>,
-    // Polled completions free slots of send queues.
+    // Whether a request keeps its slot of the send queue until the program has polled a completion.
     strict: bool,
 }
 
@@ -169,7 +172,7 @@ impl Cq {
         users.push((qpn, qp));
     }
 
-    /// Adds a completion. One that does not fit makes the queue fail.
+    /// Adds a completion. If the queue is full, the completion is lost, and the queue and its queue pairs fail.
     #[inline]
     pub fn push(self: &Arc<Self>, done: &Done, effects: &mut Effects) {
         let ext = done.src_qp.map(u64::from);
@@ -178,7 +181,8 @@ impl Cq {
         }
     }
 
-    /// Adds the completion of a success without further values.
+    /// Adds the completion of a success: `wr_id` and a number of bytes besides `what`. A full queue fails, as in
+    /// [`push`](Self::push).
     #[inline]
     pub fn push_plain(
         self: &Arc<Self>,
@@ -192,7 +196,7 @@ impl Cq {
         self.add(Entry { words, tail }, None, effects);
     }
 
-    // Returns whether there was room.
+    // Returns `false` if the queue has no room for the entry.
     #[inline]
     fn add(self: &Arc<Self>, entry: Entry, ext: Option<u64>, effects: &mut Effects) -> bool {
         let mut producer = self.ring.producer();
@@ -208,7 +212,8 @@ impl Cq {
         pushed.is_ok()
     }
 
-    // Fails the queue with the first completion that is lost: it takes none afterwards, whether there is room or not.
+    // Fails the queue with the first completion that is lost. From then on the queue takes no completion, even if it has
+    // room.
     #[cold]
     fn refuse(self: &Arc<Self>, mut producer: LockGuard<'_, Producer>, effects: &mut Effects) {
         producer.close();
@@ -229,7 +234,8 @@ impl Cq {
         self.sink.notify();
     }
 
-    /// Fails the queue, which has overrun: it is unusable, and so are its queue pairs (IBTA 10.2.8.1, error class G).
+    /// Fails the queue, which has overrun: the queue and its queue pairs are unusable afterwards, and events report that
+    /// (IBTA 10.2.8.1, error class G).
     pub(crate) fn fail(&self, effects: &mut Effects) {
         let subject = EventSubject::Object(self.id);
         effects.event(&self.events, EventType::CqErr, subject);
@@ -258,7 +264,7 @@ impl Cq {
         }
     }
 
-    /// Returns the buffers of completions that the program will not poll.
+    /// Removes the completions that the program will not poll, and releases the lent buffers that they hold.
     fn drain(&self) {
         let mut left = Vec::new();
         let mut keep = |entry: Entry, _| left.push(Loan::from_bits((entry.words[2] >> 32) as u32));

@@ -1,4 +1,4 @@
-//! A software device: the state that its open contexts share.
+//! A software device: the state that all open contexts of the device share.
 
 pub mod driver;
 
@@ -38,26 +38,28 @@ use crate::sync::Mutex;
 use crate::time::Time;
 use crate::trace::Trace;
 
-/// Options of a device, in addition to its driver.
+/// Options of a device that apply whatever its driver is.
 #[derive(Clone)]
 pub struct DeviceOptions {
-    /// The time that each control verb takes.
+    /// The command latency: the time that each control verb takes.
     pub command_latency: Duration,
-    /// Whether a send queue frees its slots as hardware does: when the program polls a completion of the same or a later
-    /// request.
+    /// Whether a request keeps its slot of the send queue, as on hardware, until the program has polled its completion or
+    /// that of a later request. If `false`, the slot is free as soon as the request has completed.
     pub strict_signaling: bool,
-    /// The extensions whose emulations it has; `None` for those that are linked.
+    /// The extensions that the device emulates; `None` for all that are linked into the program.
     pub extensions: Option<Extensions>,
-    /// Features that the device does not report although it has them.
+    /// Features that the device neither reports nor offers, although its driver and extensions have them.
     pub without: Features,
-    /// Limits that the device reports as no larger than these values, whatever the driver reports.
+    /// Upper bounds for the limits that the device reports: each limit is the smaller of the driver's value and the one
+    /// given here.
     pub limits: Vec<(Limit, u64)>,
-    /// The range of queue pair numbers: the first, and the one after the last.
+    /// The numbers that new queue pairs get: the first, and the one after the last.
     pub qp_numbers: (u32, u32),
 }
 
 impl Default for DeviceOptions {
-    /// No latency, the linked extensions, every feature, every number, the driver's own limits.
+    /// No latency, slots freed at once, the linked extensions with every feature, the driver's own limits, and almost all
+    /// queue pair numbers.
     fn default() -> Self {
         Self {
             command_latency: Duration::ZERO,
@@ -70,7 +72,7 @@ impl Default for DeviceOptions {
     }
 }
 
-/// The number of objects of one kind, and its maximum.
+/// The number of objects of one kind that a device has, and how many it may have.
 pub(crate) struct Quota {
     count: AtomicU32,
     max: u32,
@@ -95,7 +97,7 @@ impl Quota {
     }
 }
 
-/// A software device of some transport.
+/// A software device, which all programs' contexts share. `D` is the driver of its transport.
 pub struct Device<D: Driver> {
     pub(crate) me: Weak<Self>,
     driver: D,
@@ -108,7 +110,7 @@ pub struct Device<D: Driver> {
     commands: Arc<Commands>,
     qpns: QpnPool,
     pub(crate) pool: Pool<Qp<D>>,
-    // Each frame looks its queue pair up here.
+    // The queue pairs by number: the queue pair of each arriving frame is found here.
     qps: Directory<Qp<D>>,
     groups: Mutex<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
@@ -129,7 +131,7 @@ pub struct Device<D: Driver> {
 }
 
 impl<D: Driver> Device<D> {
-    /// Creates a device on a network.
+    /// Creates a device with this driver and adds it to the network.
     ///
     /// # Errors
     /// The driver's attributes lack a part or contradict the transport, or the network has a device at this address
@@ -195,31 +197,31 @@ impl<D: Driver> Device<D> {
         Ok(device)
     }
 
-    /// The driver of the transport.
+    /// The driver of the device's transport.
     #[inline]
     pub fn driver(&self) -> &D {
         &self.driver
     }
 
-    /// The network of the device.
+    /// The network to which the device belongs.
     #[inline]
     pub fn network(&self) -> &Arc<Network<Self>> {
         &self.network
     }
 
-    /// The key table.
+    /// The table of the device's memory keys.
     #[inline]
     pub fn keys(&self) -> &KeyTable {
         &self.keys
     }
 
-    /// The key table, if requests may register, invalidate and bind keys.
+    /// The table of memory keys if work requests may register, invalidate and bind keys on this device; `None` otherwise.
     #[inline]
     pub fn memory_management(&self) -> Option<&KeyTable> {
         self.features.intersects(EMULATED).then_some(&self.keys)
     }
 
-    /// Returns the emulation of an extension's operation.
+    /// Returns the device's emulation of an extension's operation; `None` if the device does not have the operation.
     pub fn operation(
         &self,
         operation: &'static ExtensionOperation,
@@ -228,7 +230,8 @@ impl<D: Driver> Device<D> {
         self.emulations.operations.iter().find(is_it).copied()
     }
 
-    /// Returns the emulation of an extension's operation by its numbers on the wire.
+    /// Returns the device's emulation of the operation with these numbers on the wire; `None` if the device does not have
+    /// it.
     pub fn operation_numbered(
         &self,
         extension: u32,
@@ -240,7 +243,7 @@ impl<D: Driver> Device<D> {
         self.emulations.operations.iter().find(is_it).copied()
     }
 
-    /// Returns the emulation of masked atomics.
+    /// Returns the device's emulation of masked atomics; `None` if it has none.
     pub fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         self.emulations.masked_atomics
     }
@@ -250,8 +253,8 @@ impl<D: Driver> Device<D> {
         self.features
     }
 
-    /// Checks that the device reports these features. It refuses others in any case, whether the program was granted them
-    /// or not.
+    /// Checks that the device reports the `needed` features. The device refuses any other feature, even if the program was
+    /// granted it.
     pub(crate) fn check_claimed(&self, needed: Features) -> Result<(), VerbError> {
         let missing = needed - self.features;
         if missing.is_empty() {
@@ -261,8 +264,8 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Checks that the device reports no gap in this part of the baseline. It refuses such parts in any case, whether the
-    /// program was granted them or not.
+    /// Checks that the device reports no gap in this part of the baseline. The device refuses a part with a gap, even if
+    /// the program was granted it.
     pub(crate) fn check_baseline(&self, taken: Baseline) -> Result<(), VerbError> {
         let gaps = self.attributes.lock().gaps & taken.gaps();
         if gaps.is_empty() {
@@ -277,13 +280,13 @@ impl<D: Driver> Device<D> {
         &self.limits
     }
 
-    /// The command interface.
+    /// The command interface, which carries out the device's control verbs.
     pub fn commands(&self) -> &Arc<Commands> {
         &self.commands
     }
 
-    /// Reports every operation of queue pairs that are created from now on to `trace`. They then do not use
-    /// [`Driver::express`], which reports nothing. The first call applies.
+    /// Calls `trace` with every operation that queue pairs created from now on execute. These queue pairs do not use
+    /// [`Driver::express`], which reports nothing. Only the first call has an effect.
     pub fn trace(&self, trace: Trace) {
         let _ = self.tracer.set(trace);
     }
@@ -305,7 +308,7 @@ impl<D: Driver> Device<D> {
         self.attributes().ports.swap_remove(0)
     }
 
-    /// Returns the counters of all existing and former queue pairs.
+    /// Returns the sum of the counters of all queue pairs that the device has or had.
     pub(crate) fn counters(&self) -> QpCounters {
         let mut all = *self.retired.lock();
         for qp in self.qps.all() {
@@ -314,34 +317,34 @@ impl<D: Driver> Device<D> {
         all
     }
 
-    /// Reports events of the whole device to `events` from now on.
+    /// Reports the device's own events, such as port changes and its removal, to `events` from now on.
     pub(crate) fn listen(&self, events: &Arc<dyn EventSink>) {
         self.listeners.lock().push(Arc::downgrade(events));
     }
 
-    /// Stops reporting events of the whole device to `events`.
+    /// Stops reporting the device's own events to `events`.
     pub(crate) fn listen_no_more(&self, events: &Arc<dyn EventSink>) {
         let mut listeners = self.listeners.lock();
         listeners.retain(|listener| !std::ptr::addr_eq(listener.as_ptr(), Arc::as_ptr(events)));
     }
 
-    /// Counts a datagram with a wrong Q_Key.
+    /// Counts a received datagram with a wrong Q_Key, for the port attribute of such violations.
     pub fn note_qkey_violation(&self) {
         self.qkey_violations.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the queue pair with this number, for as long as the thread is pinned.
+    /// Returns the queue pair with this number, which stays valid as long as the thread is pinned; `None` if there is none.
     #[inline]
     pub fn pinned_qp<'p>(&self, qpn: u32, pin: &'p Pin) -> Option<&'p Qp<D>> {
         self.qps.get(qpn, pin).map(|qp| &**qp)
     }
 
-    /// Returns a reference to the queue pair with this number.
+    /// Returns a counted reference to the queue pair with this number; `None` if there is none.
     pub fn qp(&self, qpn: u32) -> Option<QpRef<D>> {
         self.qps.find(qpn)
     }
 
-    /// Returns the queue pairs that are attached to a group.
+    /// Returns references to the queue pairs that are attached to this multicast group.
     pub fn group(&self, group: Gid) -> Vec<QpRef<D>> {
         let groups = self.groups.lock();
         if rules::is_broken(Rule::GroupMembersOnly) {
@@ -374,7 +377,8 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Returns the identifier under which the members of a group are stored; the program may name the group by another one.
+    /// Returns the identifier under which the device stores the members of a multicast group: that of its IP address. The
+    /// program may name the group by another identifier.
     fn named(group: Gid) -> Result<Gid, VerbError> {
         let address = group.group_address();
         address
@@ -426,14 +430,15 @@ impl<D: Driver> Device<D> {
         Ok(())
     }
 
-    // Calls the driver with the time that the link was given, and then runs the effects with no lock held.
+    // Calls the driver, with `now` if the link needs the exact time, and then runs the effects with no lock held.
     #[inline]
     fn call(&self, now: Time, driver: impl FnOnce(&mut Cx<'_, D>)) {
         let now = self.network.needs_precise_clock().then_some(now);
         Cx::run(self, now, driver);
     }
 
-    /// Sets the state of the port. Queue pairs keep their state; frames that they send while the port is down are lost.
+    /// Sets the state of the port, and reports a change to the programs. Queue pairs keep their state. While the port is
+    /// not active, InfiniBand's frames are lost, and requests of iWARP wait.
     pub fn set_port_state(&self, state: PortState) {
         let mut attributes = self.attributes.lock();
         let port = &mut attributes.ports[0];
@@ -454,7 +459,7 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Returns whether the port carries traffic.
+    /// Returns whether the port is active and so carries frames.
     #[inline]
     pub fn is_port_active(&self) -> bool {
         self.port_active.load(Ordering::Relaxed)
@@ -466,7 +471,8 @@ impl<D: Driver> Device<D> {
         self.address
     }
 
-    /// Removes the device: outstanding verbs end, queue pairs are flushed, programs are notified, once.
+    /// Removes the device, as if it were unplugged: pending verbs end with an error, all queue pairs fail and are flushed,
+    /// and programs get an event. Later calls do nothing.
     pub fn remove(&self) {
         if self.removed.swap(true, Ordering::AcqRel) {
             return;
@@ -491,7 +497,7 @@ impl<D: Driver> Device<D> {
     }
 }
 
-// Returns the largest MTU that is at most `active` and fits into the link's frames.
+// Returns the largest MTU that is at most `active` and whose payload fits into a frame of `most` bytes; `None` is no bound.
 fn carried(active: Mtu, most: Option<usize>) -> Mtu {
     let fits = |mtu: &Mtu| *mtu <= active && most.is_none_or(|most| mtu.octets() as usize <= most);
     (1..=5)
@@ -501,7 +507,7 @@ fn carried(active: Mtu, most: Option<usize>) -> Mtu {
         .unwrap_or(Mtu::Mtu256)
 }
 
-// Checks the attributes that every driver must state. The engine's verbs know one port.
+// Checks the attributes that every driver must state. The engine's verbs support exactly one port, number 1.
 fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
     if attributes.name.is_empty() {
         return Err(VerbError::argument("name", "is empty"));
@@ -597,20 +603,20 @@ impl<D: Driver> Polled for Device<D> {
     }
 }
 
-/// The context of one call into the engine: the device, the pin, the effects, the time.
+/// The context of one call into the engine: the device, the pin that keeps memory mapped, the effects to run, and the time.
 pub struct Cx<'p, D: Driver> {
-    /// The device.
+    /// The device on which the call operates.
     pub device: &'p Device<D>,
-    /// The pin that keeps checked memory mapped.
+    /// The thread's pin, which keeps the memory that key checks return mapped during the call.
     pub pin: &'p Pin,
-    /// Actions to take with no lock held.
+    /// Actions that the call postpones until it holds no lock.
     pub effects: Effects,
     now: Option<Time>,
     soon: Option<Time>,
 }
 
 impl<'p, D: Driver> Cx<'p, D> {
-    /// Creates the context of a call at an unknown time: the host is asked when the time is needed.
+    /// Creates the context of a call at an unknown time. The host's clock is read only if the call needs the time.
     #[inline]
     pub fn new(device: &'p Device<D>, pin: &'p Pin) -> Self {
         Self {
@@ -622,7 +628,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// Creates the context of a call at `now`.
+    /// Creates the context of a call that takes place at `now`.
     pub fn at(device: &'p Device<D>, pin: &'p Pin, now: Time) -> Self {
         Self {
             now: Some(now),
@@ -631,7 +637,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// Creates the context of a call at an unknown time, not after `soon`.
+    /// Creates the context of a call at an unknown time that is not after `soon`, which serves as its approximate time.
     pub fn around(device: &'p Device<D>, pin: &'p Pin, soon: Time) -> Self {
         Self {
             soon: Some(soon),
@@ -639,7 +645,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// Returns the current time, which is the same for the whole call.
+    /// Returns the current time. It is read at most once, so it is the same for the whole call.
     pub fn now(&mut self) -> Time {
         *self
             .now
@@ -654,7 +660,7 @@ impl<'p, D: Driver> Cx<'p, D> {
             .get_or_insert_with(|| self.device.network.timers().soon())
     }
 
-    /// Returns the time that the link is given.
+    /// Returns the time to pass to the link: the exact one if the link needs that, otherwise the approximate one.
     pub fn moment(&mut self) -> Time {
         match self.device.network.needs_precise_clock() {
             true => self.now(),
@@ -662,7 +668,8 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// Runs `work` as a call, at `now` if that is known, and then its effects, with no lock held.
+    /// Runs `work` with a new context, and then the effects that `work` has added, with no lock held. `now` is the time of
+    /// the call if the caller knows it. Returns the result of `work`.
     #[inline]
     pub fn run<T>(
         device: &Device<D>,
@@ -682,7 +689,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         done
     }
 
-    /// The key table.
+    /// The key table of the device.
     #[inline]
     pub fn keys(&self) -> &'p KeyTable {
         &self.device.keys

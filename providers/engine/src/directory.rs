@@ -12,12 +12,12 @@ use crate::pin::{self, Pin, pin};
 use crate::pool::{PoolRef, Pooled};
 use crate::sync::{AtomicPtr, Ordering};
 
-/// Values by number.
+/// References to values of a pool, by their 24-bit numbers.
 pub(crate) struct Directory<T>(Node<Node<Leaf<T>>>);
 
 type Node<T> = Box<[OnceLock<T>]>;
 
-/// Each element is a reference, or null.
+/// A leaf of the tree: each element is a counted reference to a value, or null.
 struct Leaf<T>(Box<[AtomicPtr<Pooled<T>>]>);
 
 impl<T> Default for Leaf<T> {
@@ -32,7 +32,8 @@ impl<T: Send + Sync + 'static> Directory<T> {
         Self(node())
     }
 
-    /// Adds a value, and replaces one that had this number.
+    /// Stores a reference to `value` under this number. A value that had the number is released when all pins of that time
+    /// have ended.
     ///
     /// # Panics
     /// If the number has more than 24 bits.
@@ -44,7 +45,8 @@ impl<T: Send + Sync + 'static> Directory<T> {
         give_up(slot.swap(value.cast_mut(), Ordering::AcqRel));
     }
 
-    /// Removes the value of a number. Returns whether there was one. The caller holds no lock.
+    /// Removes the value of a number, and releases it when all pins of that time have ended. Returns whether there was one.
+    /// The caller holds no lock.
     pub(crate) fn remove(&self, number: u32) -> bool {
         let nobody = std::ptr::null_mut();
         let found = self
@@ -53,7 +55,7 @@ impl<T: Send + Sync + 'static> Directory<T> {
         give_up(found.unwrap_or(nobody))
     }
 
-    /// Returns the value of a number, which the pin keeps alive.
+    /// Returns the value of a number, which stays alive as long as the pin; `None` if there is none.
     #[inline]
     pub(crate) fn get<'p>(&self, number: u32, _: &'p Pin) -> Option<&'p Pooled<T>> {
         let value = self.slot(number)?.load(Ordering::Acquire);
@@ -61,12 +63,12 @@ impl<T: Send + Sync + 'static> Directory<T> {
         unsafe { value.as_ref() }
     }
 
-    /// Returns a reference to the value of a number.
+    /// Returns a counted reference to the value of a number; `None` if there is none.
     pub(crate) fn find(&self, number: u32) -> Option<PoolRef<T>> {
         self.get(number, &pin()).map(keep)
     }
 
-    /// Returns references to all values.
+    /// Returns counted references to all values.
     pub(crate) fn all(&self) -> Vec<PoolRef<T>> {
         let _pin = pin();
         let value = |slot: &AtomicPtr<Pooled<T>>| {
@@ -139,7 +141,7 @@ fn give_up<T: Send + Sync + 'static>(value: *mut Pooled<T>) -> bool {
     true
 }
 
-/// Children of each node: one for each value of a byte.
+/// The number of children of each node: one for each value of a byte.
 const FANOUT: usize = 256;
 
 #[cfg(all(test, not(loom)))]

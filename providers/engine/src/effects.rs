@@ -1,4 +1,5 @@
-//! Actions that a call of the engine takes once it holds no lock: wake a waiter, report an event, flush, resume.
+//! Actions that a call into the engine postpones until it holds no lock: wake a waiting thread, report an event, flush a
+//! queue pair, resume it.
 
 use std::sync::Arc;
 
@@ -8,22 +9,24 @@ use verbs_api::provider::EventSink;
 use crate::cq::Cq;
 use crate::log_event;
 
-/// A queue pair as its effects use it, whatever its driver.
+/// A queue pair as effects act on it, whatever its driver.
 pub trait QpActions: Send + Sync {
-    /// Flushes both queues, because the queue pair has entered the error state.
+    /// Completes the remaining requests of a queue pair in error with the flush status: those of both queues, or in SQE
+    /// only those of the send queue.
     fn flush(self: Arc<Self>, effects: &mut Effects);
 
-    /// Continues with the queue, because the event that the queue pair awaited may have occurred.
+    /// Continues with the send queue, because the event for which a request waits may have occurred, such as a receive that
+    /// the peer has posted.
     fn resume(self: Arc<Self>, effects: &mut Effects);
 
-    /// Fails the queue pair, because a completion queue has overrun.
+    /// Puts the queue pair into the error state and reports that by an event, because a queue that it uses has failed.
     fn fatal(self: Arc<Self>, effects: &mut Effects);
 
-    /// The program has polled the oldest completion of this queue pair's sends.
+    /// Frees slots of the send queue, because the program has polled the oldest unpolled completion of a send request.
     fn polled(&self);
 }
 
-/// One action.
+/// One postponed action.
 enum Effect {
     Wake(Arc<Cq>),
     Event(Arc<dyn EventSink>, EventType, EventSubject),
@@ -32,7 +35,7 @@ enum Effect {
     Call(Box<dyn FnOnce(&mut Effects) + Send>),
 }
 
-/// Actions to take with no lock held, in order. Nearly every call has none, which costs nothing.
+/// Actions that are postponed until no lock is held, in order. Nearly every call has none, which costs nothing.
 #[derive(Default)]
 #[must_use]
 pub struct Effects {
@@ -40,40 +43,40 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Wakes the waiter that armed this queue.
+    /// Adds an action that wakes the thread which armed this completion queue.
     pub fn wake(&mut self, cq: &Arc<Cq>) {
         self.queue.push(Effect::Wake(Arc::clone(cq)));
     }
 
-    /// Reports an event.
+    /// Adds an action that reports `event` about `subject` to `sink`.
     pub fn event(&mut self, sink: &Arc<dyn EventSink>, event: EventType, subject: EventSubject) {
         self.queue
             .push(Effect::Event(Arc::clone(sink), event, subject));
     }
 
-    /// Flushes a queue pair that has entered the error state.
+    /// Adds an action that flushes a queue pair in error.
     pub fn flush(&mut self, qp: Arc<dyn QpActions>) {
         self.queue.push(Effect::Flush(qp));
     }
 
-    /// Makes a queue pair continue.
+    /// Adds an action that continues with a queue pair's send queue.
     pub fn resume(&mut self, qp: Arc<dyn QpActions>) {
         self.queue.push(Effect::Resume(qp));
     }
 
-    /// Calls `call`. A driver uses this for work that it must do with no lock held, such as notifying a peer in the same
-    /// process.
+    /// Adds an action that calls `call`. A driver uses this for work that it must do with no lock held, such as notifying a
+    /// peer in the same process.
     pub fn later(&mut self, call: impl FnOnce(&mut Effects) + Send + 'static) {
         self.queue.push(Effect::Call(Box::new(call)));
     }
 
-    /// Returns whether there is no action.
+    /// Returns whether no action was added.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Takes all actions, and those that follow from them. The caller holds no lock and is not pinned.
+    /// Runs all actions and those that they add; wake-ups and events come last. The caller holds no lock and is not pinned.
     #[inline]
     pub fn run(self) {
         if !self.queue.is_empty() {

@@ -23,32 +23,33 @@ use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::srq::{NamedSrq, Srq};
 use crate::sync::Mutex;
 
-/// The family of parts that are emulations for software devices.
+/// The name that marks the parts of extensions that are emulations for software devices.
 pub const FAMILY: &str = "polyverbs-engine";
 
-/// Features of the core that no driver has by itself: an emulation implements them. A driver that names one only says that
-/// it has a place for it.
+/// Features of the core that only an emulation implements, no driver by itself. A driver that reports one of them says only
+/// that its transport can carry it.
 pub const EMULATED: Features = Features::IWARP_MANDATORY
     .union(Features::WINDOW_1)
     .union(Features::WINDOW_2)
     .union(Features::BLOCK_LIST)
     .union(Features::SG_GAPS);
 
-/// The emulation of an extension on software devices.
+/// How software devices carry out an extension.
 pub trait Emulation: Send + Sync + 'static {
-    /// Returns the features that a device gains. `device` are the attributes of its driver, before any emulation.
+    /// Returns the features that a device gains from this emulation. `device` has the attributes of its driver, without any
+    /// emulation.
     fn gains(&self, device: &DeviceAttributes) -> Gains;
 
-    /// Its operations: one for each that the extension describes.
+    /// Returns the emulations of the extension's operations: one for each that the extension describes.
     fn operations(&self) -> &'static [&'static dyn OperationEmulation] {
         &[]
     }
 
-    /// Returns the hooks of a queue pair that is being created with a flag or a mode of the extension. The call has no side
-    /// effect, because the creation may still fail.
+    /// Returns the hooks of a queue pair that is being created with a flag or a mode of this extension. The call has no
+    /// side effect, because the creation may still fail.
     ///
     /// # Errors
-    /// The queue pair cannot have it.
+    /// The queue pair cannot have this flag or mode.
     fn extend_qp(
         &self,
         extension: &QpExtension,
@@ -57,11 +58,11 @@ pub trait Emulation: Send + Sync + 'static {
         Err(unsupported(extension.extension(), extension.feature()))
     }
 
-    /// Registers a shared receive queue that is being created with a mode of the extension, so that requests can name it.
-    /// The queue drops the registration when it is destroyed.
+    /// Registers a shared receive queue that is being created with a mode of this extension, so that requests of peers can
+    /// name it by a number. The queue drops the returned registration when it is destroyed.
     ///
     /// # Errors
-    /// The queue cannot have it.
+    /// The queue cannot have this mode.
     fn extend_srq(
         &self,
         extension: &SrqExtension,
@@ -70,7 +71,8 @@ pub trait Emulation: Send + Sync + 'static {
         Err(unsupported(extension.extension(), extension.feature()))
     }
 
-    /// Returns the masked atomics for transports that carry them natively.
+    /// Returns the implementation of masked atomics, for transports that carry them natively; `None` if this emulation has
+    /// none.
     fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         None
     }
@@ -81,35 +83,35 @@ pub(crate) fn unsupported(extension: &'static str, feature: &FeatureInfo) -> Ver
     VerbError::Extension(Unsupported { extension, missing })
 }
 
-/// The handle for which a queue pair is being created. Events of the queue pair name it.
+/// The handle through which a program will use a queue pair that is being created.
 #[derive(Clone, Copy)]
 pub struct QpHandle<'h> {
-    /// Its identity.
+    /// The identity of the handle, by which events name the queue pair.
     pub id: ObjectId,
-    /// The sink of its events.
+    /// The sink to which events of the queue pair are reported.
     pub events: &'h Arc<dyn EventSink>,
 }
 
-/// A shared receive queue that is being created.
+/// A shared receive queue that is being created with a mode of an extension.
 pub struct SrqParts {
-    /// Its identity.
+    /// The identity of the program's handle for the queue.
     pub id: ObjectId,
-    /// The queue.
+    /// The shared receive queue itself.
     pub srq: Arc<Srq>,
-    /// The completion queue of its receives.
+    /// The completion queue for receives of this queue.
     pub cq: Arc<Cq>,
 }
 
-/// The hooks of an extension for one queue pair.
+/// The hooks by which an extension takes part in one queue pair.
 #[derive(Default)]
 pub struct QpHooks {
-    /// Decides which multicast datagrams the queue pair takes.
+    /// Decides which multicast datagrams the queue pair takes; without it, the queue pair takes all.
     pub delivery_filter: Option<Box<dyn DeliveryFilter>>,
-    /// Observes the completions of the queue pair.
+    /// Observes how the requests of the queue pair end.
     pub completion_observer: Option<Box<dyn CompletionObserver>>,
-    /// Whether each request names the shared receive queue, and so the protection domain, for which it is meant.
+    /// Whether each request names the peer's shared receive queue, and so the protection domain, for which it is meant.
     pub addressing: Addressing,
-    /// Present if the queue pair has several handles.
+    /// Present if several handles of programs share the queue pair.
     pub sharing: Option<Box<dyn Sharing>>,
 }
 
@@ -117,40 +119,42 @@ pub struct QpHooks {
 /// its own encoding: InfiniBand uses the opcodes of XRC.
 #[derive(Clone, Default)]
 pub enum Addressing {
-    /// Requests name no queue.
+    /// Requests name no shared receive queue.
     #[default]
     None,
-    /// The queue pair sends such requests: the attribute of each is the number of the queue.
+    /// The queue pair sends such requests: the attribute of each request is the number of the peer's shared receive queue.
     Sends,
-    /// The queue pair receives such requests.
+    /// The queue pair receives such requests, for these shared receive queues.
     Receives(Arc<dyn Targets>),
 }
 
-/// The shared receive queues that requests may name.
+/// The shared receive queues that requests of a peer may name.
 pub trait Targets: Send + Sync {
-    /// Returns the queue with this number. The caller holds a lock of the queue pair.
+    /// Returns the shared receive queue with this number; `None` if there is none that the peer may use. The caller holds a
+    /// lock of the queue pair.
     fn target(&self, number: u32) -> Option<Arc<Target>>;
 }
 
-/// A shared receive queue that requests name.
+/// A shared receive queue that requests of a peer name.
 pub struct Target {
-    /// Its number.
+    /// The number by which requests name the queue.
     pub number: u32,
-    /// The queue. Its domain applies to the requests.
+    /// The queue. Requests that name it are carried out in its protection domain.
     pub srq: Arc<Srq>,
-    /// The completion queue of its receives.
+    /// The completion queue for receives of this queue.
     pub cq: Arc<Cq>,
 }
 
-/// Several handles of one queue pair.
+/// Lets several handles of programs share one queue pair.
 pub trait Sharing: Send + Sync {
-    /// Returns a handle of an existing queue pair, if there is one: then no queue pair is made.
+    /// Returns a further handle of a queue pair that exists already, and then no queue pair is made; `None` if one must be
+    /// made.
     fn existing(&mut self) -> Option<Arc<dyn QpOps>>;
 
-    /// Returns the sink of a new queue pair's events, which forwards them to all handles.
+    /// Returns the sink for the events of a new queue pair, which forwards each event to all handles.
     fn events(&self) -> Arc<dyn EventSink>;
 
-    /// Returns the first handle of a new queue pair.
+    /// Returns the first handle of `made`, a new queue pair.
     fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps>;
 }
 
@@ -160,23 +164,23 @@ pub trait DeliveryFilter: Send + Sync {
     fn takes(&self, sender: Station, receiver: Station, group: Gid) -> bool;
 }
 
-/// A queue pair as datagrams name it.
+/// One end of a datagram: a queue pair and the address of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Station {
-    /// The device's address on the link.
+    /// The link address of the device.
     pub address: LinkAddress,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub qpn: u32,
 }
 
-/// Observes the completions of a queue pair before they are in its completion queue, and also requests that have none.
+/// Observes how the requests of a queue pair end: before the completion is in its queue, and also if there is none.
 ///
-/// The engine calls it with a lock of the queue pair held, in the order of the queue, so it must only note the status.
+/// The engine calls it in the order of the queue with a lock of the queue pair held, so it must only note the status.
 pub trait CompletionObserver: Send + Sync {
-    /// A request of the send queue has ended.
+    /// Notes that the next request of the send queue has ended with this status.
     fn sent(&self, status: WcStatus);
 
-    /// A receive has ended.
+    /// Notes that the next receive has ended with this status.
     fn received(&self, status: WcStatus);
 }
 
@@ -189,12 +193,12 @@ pub struct QpExtensions {
     named: Mutex<Option<Arc<Target>>>,
     pub(crate) variant: Option<&'static QpVariant>,
     pub(crate) sharing: Option<Box<dyn Sharing>>,
-    // Objects that the program passed and that must stay alive.
+    // Objects that the program passed and that must live as long as the queue pair.
     _held: Vec<Held>,
 }
 
 impl QpExtensions {
-    /// Returns whether the queue pair must not use the express path.
+    /// Returns whether an extension has to see each request, so that no request may take the express path past the driver.
     pub(crate) fn watches(&self) -> bool {
         !self.observers.is_empty() || self.carries_srqn()
     }
@@ -203,13 +207,13 @@ impl QpExtensions {
         !matches!(self.addressing, Addressing::None)
     }
 
-    /// Returns whether the queue pair receives requests that name a shared receive queue.
+    /// Returns whether the queue pair receives requests that name one of its device's shared receive queues.
     pub fn is_target(&self) -> bool {
         matches!(self.addressing, Addressing::Receives(_))
     }
 
-    /// Returns the shared receive queue with this number. Returns `None` both if there is none and if this queue pair may
-    /// not use it.
+    /// Returns the shared receive queue with this number. The result is `None` both if there is none and if this queue pair
+    /// may not use it.
     pub fn target(&self, number: u32) -> Option<Arc<Target>> {
         match &self.addressing {
             Addressing::Receives(targets) => targets.target(number),
@@ -217,17 +221,18 @@ impl QpExtensions {
         }
     }
 
-    /// Takes receives from `target` from now on, and completes them in its completion queue.
+    /// Makes the queue pair take its next receives from `target` and complete them in that target's completion queue;
+    /// `None` ends this.
     pub fn take_receives_from(&self, target: Option<Arc<Target>>) {
         *self.named.lock() = target;
     }
 
-    /// Returns the queue that the current request names.
+    /// Returns the shared receive queue that the current request names, if any.
     pub(crate) fn named(&self) -> Option<Arc<Target>> {
         self.named.lock().clone()
     }
 
-    /// Returns whether the extensions let `receiver` take a multicast datagram of `sender`.
+    /// Returns whether all extensions let `receiver` take a multicast datagram that `sender` has sent to `group`.
     pub fn takes_multicast(&self, sender: Station, receiver: Station, group: Gid) -> bool {
         let mut filters = self.filters.iter();
         filters.all(|filter| filter.takes(sender, receiver, group))
@@ -244,23 +249,24 @@ impl QpExtensions {
     }
 }
 
-/// The features that a device gains from an emulation: none, if the device cannot have it.
+/// The features that a device gains from an emulation. The default, no feature, means that the device cannot have the
+/// extension.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
-    /// Bits of the core.
+    /// Feature bits of the core.
     pub features: Features,
-    /// Bits of the extension's own set.
+    /// Feature bits of the extension's own set.
     pub own: u64,
-    /// Names and values of the extension's numbers.
+    /// The extension's own limits, each a name and a value.
     pub limits: Vec<(&'static str, u64)>,
     /// The scope in which masked atomics are atomic.
     pub masked_atomic_cap: AtomicScope,
-    /// All of this needs a driver whose requests name shared receive queues of the peer ([`Addressing`]). A device with
-    /// another driver gains nothing.
+    /// Whether all of this needs a driver whose requests name shared receive queues of the peer ([`Addressing`]). A device
+    /// with another driver then gains nothing.
     pub addresses_receives: bool,
 }
 
-/// An emulation as a part of an extension:
+/// Makes an emulation a part of an extension, in the extension's descriptor:
 ///
 /// ```
 /// use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
@@ -303,10 +309,10 @@ impl Part for EmulationPart {
     }
 }
 
-/// The emulation of one operation of an extension.
+/// A reference to the emulation of one operation of an extension.
 pub(crate) type OperationRef = &'static dyn OperationEmulation;
 
-/// The emulations of one device, by where they are used.
+/// The emulations of one device, each in the list for its use.
 #[derive(Default)]
 pub(crate) struct Emulations {
     pub(crate) operations: Vec<OperationRef>,
@@ -316,7 +322,8 @@ pub(crate) struct Emulations {
 }
 
 impl Emulations {
-    /// Adds the emulations of `extensions`, and adds their gains to `attributes`.
+    /// Selects the emulations of `extensions` that the device can have, and adds their gains to `attributes`. The device
+    /// must not get the features in `without`.
     pub(crate) fn plug(
         extensions: &Extensions,
         attributes: &mut DeviceAttributes,
@@ -326,7 +333,7 @@ impl Emulations {
         let parts = extensions
             .parts::<EmulationPart>(FAMILY)
             .map_err(|error| VerbError::argument("extensions", error))?;
-        // A gain that builds on a feature which the device must lack is not added either.
+        // A gain that builds on a feature in `without` is not added either.
         let mut driver = attributes.clone();
         driver.features -= without;
         attributes.features -= EMULATED;
@@ -347,7 +354,7 @@ impl Emulations {
         Ok(plugged)
     }
 
-    /// Returns the hooks of all extensions of a queue pair, if it has any.
+    /// Returns the hooks of all extensions with which a queue pair is created; `None` if it has no extension.
     pub(crate) fn extend_qp(
         &self,
         extensions: &[QpExtension],
@@ -376,7 +383,7 @@ impl Emulations {
         Ok(Some(all))
     }
 
-    /// Registers a shared receive queue with its extension.
+    /// Registers a shared receive queue with the extension with which it is created.
     pub(crate) fn extend_srq(
         &self,
         extension: &SrqExtension,
@@ -409,7 +416,8 @@ impl Gains {
         self.features.is_empty() && self.own == 0
     }
 
-    // An emulation must not implement a feature that its extension does not describe.
+    // Adds the gains to the device's attributes. It fails if the emulation claims a feature that its extension does not
+    // describe.
     fn add_to(
         &self,
         attributes: &mut DeviceAttributes,

@@ -1,9 +1,9 @@
-//! The express path for nearly every request: the peer is directly connected, nothing waits, both sides use one flat
-//! stretch of memory, and there is no error.
+//! The express path carries out a posted request at once, on the poster's thread. Nearly every request takes it: the
+//! network has no link, no request waits, both sides use one flat stretch of memory, and there is no error.
 //!
-//! Each step checks before it changes anything; if a request is out of the ordinary, the step leaves it to the driver,
-//! which decides. So this path decides nothing that a driver would decide differently. The requests of one doorbell share
-//! one check of the peer and take its lock once.
+//! Each step checks before it changes anything. A request that fails a check is left to the driver, so this path decides
+//! nothing that the driver would decide differently. All requests of one post share one check of the peer and take the
+//! peer's lock once.
 
 use verbs_api::memory::Span;
 use verbs_api::{
@@ -16,31 +16,33 @@ use crate::device::Cx;
 use crate::device::driver::Driver;
 use crate::qp::{Qp, Rare, Requester, Responder, SendCounters};
 
-/// The part of a transport that the express path needs.
+/// The part of a transport's driver that the express path needs.
 pub trait Express: Driver {
-    /// The rights that the sink of a read needs.
+    /// The rights that the local memory of a read needs, where the bytes are placed.
     const READ_SINK: Access;
 
-    /// Returns whether the peer, which is locked, takes the next request of this queue pair at once. Both are ready to
-    /// send. The peer takes none if [`Responder::takes_express`] is false: the driver checks that here, or a condition that
-    /// implies it.
+    /// Returns whether the peer takes the next request of this queue pair at once. Both queue pairs are in RTS, and the
+    /// caller has locked the peer's `responder`. The result must be `false` if [`Responder::takes_express`] is: the driver
+    /// checks that here, or a condition that implies it.
     fn is_ready(qp: &Qp<Self>, sending: &Self::Requester, responder: &Responder<Self>) -> bool;
 
-    /// The rights that the peer grants through its queue pair.
+    /// Returns the rights that the peer's queue pair grants to remote requests.
     fn permits(receiving: &Self::Responder) -> Access;
 
-    /// Returns whether reads and atomics are within their budget; by default they are.
+    /// Returns whether both sides permit one more read or atomic at this time; by default they do.
     #[inline]
     fn has_read_budget(_sending: &Self::Requester, _receiving: &Self::Responder) -> bool {
         true
     }
 
-    /// Counts a request of `length` bytes that was carried out; by default nothing is counted.
+    /// Advances the state of both sides, such as sequence numbers, past a request of `length` bytes that was carried out;
+    /// by default nothing changes.
     #[inline]
     fn step(_sending: &mut Self::Requester, _receiving: &mut Self::Responder, _length: u32) {}
 }
 
-/// Carries out as many of `requests` as can take the express path. Returns how many, from the front.
+/// Carries out requests from the front of `requests`, until one cannot take the express path. Returns how many were carried
+/// out.
 #[inline]
 pub fn run<D: Express>(
     qp: &Qp<D>,
@@ -51,8 +53,8 @@ pub fn run<D: Express>(
     if !half.is_plain() {
         return 0;
     }
-    // The fields are borrowed separately, so that the route stays in its place: no reference count changes, and nothing is
-    // copied.
+    // The fields are borrowed separately, so that the reference to the peer stays in its place: no reference count changes,
+    // and nothing is copied.
     let Requester {
         direct: Some(peer),
         driver,
@@ -214,7 +216,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         keys.flat(pin, key, sge.addr(), sge.length(), pd, access)
     }
 
-    // Checks the queue pair's rights, then the key's.
+    // Checks the rights that the peer's queue pair grants, then those of the key.
     #[inline]
     fn remote(&self, remote: &RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
         if !D::permits(&self.responder.driver).contains(access) {

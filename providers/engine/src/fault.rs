@@ -2,39 +2,40 @@
 
 use verbs_api::WcStatus;
 
-/// Why an operation on registered memory was refused. The first reason that is found is reported.
+/// Why an operation on registered memory was refused. If there are several reasons, the first one found is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// No such key, a stale key byte, or a key in the free state.
+    /// There is no such key: its index is unused, its low byte is stale, or it opens no memory at present.
     Key,
-    /// The key belongs to another protection domain.
+    /// The key belongs to a protection domain other than the queue pair's.
     Pd,
-    /// The window belongs to another queue pair, or the key cannot be used through this one.
+    /// The window is bound to another queue pair, or the key cannot be used through this one.
     NotAssociated,
-    /// A right is missing.
+    /// The key lacks a right that the access needs.
     Access,
     /// The access reaches outside the region or window.
     Bounds,
     /// Address plus length passes the end of the address space.
     Wrap,
-    /// The operand is not aligned to 8 bytes.
+    /// The operand of an atomic is not aligned to 8 bytes.
     Misaligned,
-    /// The key cannot be invalidated.
+    /// The key is of a kind that cannot be invalidated, or windows are bound to its region.
     CannotInvalidate,
-    /// The operation is not legal on this object in this state.
+    /// The operation is not legal on this object in its present state.
     Operation,
-    /// The window cannot be bound this way.
+    /// The window cannot be bound as the request asks.
     Bind,
     /// The message is longer than the receive posted for it.
     Length,
-    /// The queue pair does not permit the operation, whatever the key permits.
+    /// The access flags of the queue pair do not permit the operation, whatever the key permits.
     NotPermitted,
-    /// The operation is unknown or malformed.
+    /// The device does not know the operation, or the request is malformed.
     UnknownOperation,
 }
 
 impl Fault {
-    /// The completion status of a request whose own local memory or operation was refused.
+    /// Returns the completion status of a request that its own device has refused, because of its local memory or its
+    /// operation.
     pub const fn local_status(self) -> WcStatus {
         match self {
             Self::Operation

@@ -20,20 +20,20 @@ use crate::rules::{self, Rule};
 use crate::slab::Slab;
 use crate::sync::{Mutex, relax};
 
-/// The kind of object that a key names.
+/// The kind of object that a memory key names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyKind {
-    /// An ordinary memory region.
+    /// An ordinary memory region, which a control verb registers.
     #[default]
     Region = 0,
-    /// A region that work requests register and invalidate.
+    /// A region that work requests register (fast registration) and invalidate.
     FastRegion = 1,
-    /// A window of type 1.
+    /// A memory window of type 1.
     Window1 = 2,
-    /// A window of type 2A: checked by queue pair number alone.
+    /// A memory window of type 2A: its use is checked by queue pair number alone.
     Window2A = 3,
-    /// A window of type 2B: checked by queue pair number and protection domain.
+    /// A memory window of type 2B: its use is checked by queue pair number and protection domain.
     Window2B = 4,
 }
 
@@ -46,7 +46,7 @@ impl KeyKind {
         Self::Window2B,
     ];
 
-    /// Returns whether this is a window.
+    /// Returns whether this is a memory window.
     pub const fn is_window(self) -> bool {
         matches!(self, Self::Window1 | Self::Window2A | Self::Window2B)
     }
@@ -56,31 +56,31 @@ impl KeyKind {
     }
 }
 
-/// Whether a key opens memory.
+/// The state of a key: whether it opens memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyState {
-    /// The index is not in use.
+    /// The index of the key is not in use.
     #[default]
     Unused = 0,
     /// The key exists and opens nothing: it was invalidated, never registered, or unbound.
     Free = 1,
-    /// The key opens memory.
+    /// The key opens memory: it is a registered region or a bound window.
     Valid = 2,
 }
 
-/// Other memory of a region.
+/// New memory for a region that exists.
 pub struct Translation {
-    /// The memory.
+    /// The new memory.
     pub memory: RegionMemory,
-    /// The address of its first byte.
+    /// The address by which requests name the first byte of the memory.
     pub iova: u64,
-    /// Whether peers reach it by the key of the old memory.
+    /// Whether the region keeps its key, so that peers that know it reach the new memory.
     pub keeps_key: bool,
 }
 
 impl Translation {
-    /// Other memory under another key.
+    /// Creates a replacement of the region's memory that comes with a new key.
     pub const fn new(memory: RegionMemory, iova: u64) -> Self {
         Self {
             memory,
@@ -90,28 +90,28 @@ impl Translation {
     }
 }
 
-/// The content of a slot. `link` counts the bound windows of a region, and is the region's index for a window; `aux` is the
-/// depth of a fast-registered key and the queue pair of a type-2 window; `start` is the position in a page list at which a
-/// window begins.
+/// The fields of a key, as its slot stores them. `link` counts the bound windows of a region, and is the region's index for
+/// a window; `aux` is the depth of a fast-registered key and the queue pair of a type-2 window; `start` is the position in
+/// a page list at which a window begins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyFields {
-    /// The consumer's key.
+    /// The low byte of the key, which the consumer owns.
     pub key: u8,
     /// Whether the key opens memory.
     pub state: KeyState,
-    /// The kind of object.
+    /// The kind of object that the key names.
     pub kind: KeyKind,
-    /// Rights.
+    /// The rights that the key grants.
     pub access: Access,
-    /// Protection domain.
+    /// The protection domain of the region or window.
     pub pd: u32,
-    /// The address of the first byte as requests name it.
+    /// The address by which requests name the first byte.
     pub iova: u64,
-    /// Bytes.
+    /// The number of bytes that the key opens.
     pub length: u64,
-    /// The depth or the queue pair.
+    /// For a region of work requests, the most entries of its page list; for a type-2 window, the number of its queue pair.
     pub aux: u32,
-    /// The number of bound windows, or the region's index.
+    /// For a region, the number of windows bound to it; for a window, the index of its region.
     pub link: u64,
     private: bool,
     paged: bool,
@@ -120,8 +120,8 @@ pub struct KeyFields {
 }
 
 impl KeyFields {
-    /// Checks that the memory can be replaced: for other kinds `base` belongs to another object, and bound windows have
-    /// copied it.
+    /// Checks that this is an ordinary region without bound windows, so that its memory can be replaced. For other kinds
+    /// `base` belongs to another object, and bound windows have copied it.
     fn check_unbound_region(&self) -> Result<(), Fault> {
         if self.state == KeyState::Unused {
             return Err(Fault::Key);
@@ -132,7 +132,7 @@ impl KeyFields {
         Ok(())
     }
 
-    /// Returns the index of the region to which a window is bound.
+    /// Returns the index of the region to which a window is bound; `None` if this is no bound window.
     fn parent(&self) -> Option<u64> {
         (self.kind.is_window() && self.state == KeyState::Valid).then_some(self.link)
     }
@@ -172,7 +172,7 @@ impl KeyFields {
         }
     }
 
-    /// Returns the offset of `addr` from the first byte, if the whole stretch is inside.
+    /// Returns the offset of `addr` from the first byte, if all `length` bytes are inside; otherwise the fault.
     fn offset_of(&self, addr: u64, length: u64) -> Result<u64, Fault> {
         if addr.checked_add(length).is_none() {
             return Err(Fault::Wrap);
@@ -188,7 +188,7 @@ impl KeyFields {
 /// The words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
 const WORDS: usize = 7;
 
-/// A key. A check reads one cache line.
+/// The slot of one key. A check reads one cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
@@ -197,7 +197,8 @@ struct Slot {
     keep: Mutex<Keep>,
 }
 
-/// Objects that keep the memory of a key alive. They change together with the fields, and are dropped after a grace period.
+/// Objects that keep the memory of a key alive. They change together with the fields, and a replaced one is dropped when
+/// all pins of that time have ended.
 #[derive(Default)]
 struct Keep {
     memory: Option<RegionMemory>,
@@ -238,7 +239,7 @@ impl Slot {
         self.words[at].load(Ordering::Relaxed)
     }
 
-    /// Changes the slot. Changes of the fields are stored only if `change` succeeds.
+    /// Changes the fields of the slot while readers wait. The changed fields are stored only if `change` succeeds.
     fn change<T, E>(&self, change: impl FnOnce(&mut KeyFields) -> Result<T, E>) -> Result<T, E> {
         let sequence = self.take();
         let mut fields = self.load();
@@ -252,7 +253,7 @@ impl Slot {
         result
     }
 
-    /// Changes the slot, and the memory that it keeps if that succeeds. The caller holds no lock.
+    /// Changes the fields, and if that succeeds, replaces the memory that the slot keeps alive. The caller holds no lock.
     fn change_memory<T>(
         &self,
         memory: RegionMemory,
@@ -286,24 +287,24 @@ impl Slot {
     }
 }
 
-/// Checked memory of a key, valid as long as the thread stays pinned.
+/// The memory that a key check has returned, valid as long as the thread stays pinned.
 #[derive(Clone, Copy, Debug)]
 pub enum Region<'p> {
-    /// One stretch of memory.
+    /// One contiguous stretch of memory.
     Flat(Span<'p>),
-    /// A stretch of a page list.
+    /// A part of the memory of a page list.
     Paged {
         /// The page list.
         list: &'p PageList,
-        /// The position of the first byte within the list.
+        /// The position of the part's first byte in the memory of the list.
         offset: u64,
-        /// The number of bytes.
+        /// The number of bytes of the part.
         length: u64,
     },
 }
 
 impl<'p> Region<'p> {
-    /// Passes the stretches to `each`, in order.
+    /// Passes the contiguous stretches of the memory to `each`, in order.
     #[inline]
     pub fn for_each(self, mut each: impl FnMut(Span<'p>)) {
         match self {
@@ -327,7 +328,7 @@ impl<'p> Region<'p> {
         }
     }
 
-    /// Returns the first stretch, cut to `length` bytes.
+    /// Returns the first contiguous stretch, cut to `length` bytes if it is longer.
     pub fn first(self, length: usize) -> Span<'p> {
         let mut found = None;
         self.for_each(|span| {
@@ -337,7 +338,7 @@ impl<'p> Region<'p> {
     }
 }
 
-// Returns the position in a list for byte `offset`.
+// Returns the position in a list for byte `offset`, which is wrong by one if a test breaks the rule for block lists.
 #[inline]
 fn place_in(list: &PageList, offset: u64) -> u64 {
     let is_off = rules::is_broken(Rule::BlockOffset) && list.is_block_list();
@@ -359,57 +360,57 @@ unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
     }
 }
 
-/// A local use of a key.
+/// How the device's own program uses a key, in a request or a receive.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalUse {
-    /// The protection domain of the queue.
+    /// The protection domain of the queue pair or shared receive queue.
     pub pd: u32,
-    /// Whether the program lent private buffers with the request.
+    /// Whether the memory is a private buffer, which the program has lent with the request.
     pub private: bool,
-    /// Whether the device writes.
+    /// Whether the device writes to the memory, instead of only reading it.
     pub write: bool,
 }
 
-/// A use of a key by a peer.
+/// How a peer's request uses a key.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteUse {
     /// The protection domain of the queue pair that received the request.
     pub pd: u32,
-    /// The queue pair that received the request.
+    /// The number of the queue pair that received the request.
     pub qpn: u32,
     /// The rights that the request needs.
     pub access: Access,
 }
 
-/// The memory and rights to which a window is bound.
+/// The part of a region to which a window is to be bound, and the rights of the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
-    /// The region's local key.
+    /// The local key of the region.
     pub region: u32,
-    /// The first byte, in the region's addresses.
+    /// The address of the first byte, as requests to the region name it.
     pub addr: u64,
-    /// Bytes.
+    /// The number of bytes; 0 unbinds a window of type 1.
     pub length: u64,
-    /// Rights.
+    /// The rights that the window grants to peers.
     pub access: Access,
-    /// The protection domain of the queue pair.
+    /// The protection domain of the queue pair that binds the window.
     pub pd: u32,
-    /// The queue pair.
+    /// The number of the queue pair that binds the window.
     pub qpn: u32,
 }
 
-/// All keys of one device.
+/// All memory keys of one device.
 pub struct KeyTable {
     slots: Slab<Slot>,
-    /// The difference (by exclusive or) between the indices in keys and those of the slots.
+    /// The index in a key is the index of its slot combined with this random number by exclusive or.
     mask: u32,
-    /// The secret that determines the order of an index's bytes.
+    /// A random number that determines the order in which an index gets its low bytes.
     secret: u64,
 }
 
 impl KeyTable {
-    /// Creates a table of at most `max` keys, limited to 2^24. Index 0 is never allocated, so that key 0 opens nothing.
-    /// Indices and key bytes are as hard to guess as the values of `random`.
+    /// Creates a table of at most `max` keys, limited to 2^24. No key has the index 0, so key 0 opens nothing. Indices and
+    /// low bytes of keys are as hard to guess as the values of `random`.
     pub fn new(max: u32, random: impl Fn() -> u64) -> Self {
         let end = max.saturating_add(1).min(1 << 24);
         // If a slot's index were the mask, its key would have index 0.
@@ -422,8 +423,8 @@ impl KeyTable {
         }
     }
 
-    /// Returns the next byte of an index: in 256 turns it has each byte once, in an order of its own. A Feistel network
-    /// maps a turn to its byte.
+    /// Returns the low byte that an index gets after `byte`: in 256 turns it has each byte once, in an order of its own. A
+    /// Feistel network maps a turn to its byte.
     fn next_byte(&self, index: u32, byte: u8) -> u8 {
         let mixed = |round: u8, half: u8| {
             let mut hasher = DefaultHasher::new();
@@ -457,8 +458,8 @@ impl KeyTable {
         self.slots.in_use()
     }
 
-    /// Allocates a key that opens nothing yet. Returns `None` if the table is full. An index gets a byte again only after
-    /// it has had all others.
+    /// Allocates a key that opens no memory yet; `None` if the table is full. `depth` is the most page list entries of a
+    /// region that work requests register. An index gets a low byte again only after it has had all others.
     pub fn allocate(&self, kind: KeyKind, pd: u32, depth: u32) -> Option<u32> {
         let index = self.slots.allocate()?;
         let slot = self.slots.get(index)?;
@@ -477,10 +478,11 @@ impl KeyTable {
         changed.ok()
     }
 
-    /// Makes an ordinary region valid, with its own memory. Memory that this replaces is freed after its last use.
+    /// Gives an ordinary region its memory, address and rights, and makes its key valid. Memory that this replaces is freed
+    /// after its last use.
     ///
     /// # Errors
-    /// The key is not in use, is of another kind, or windows are bound to it; it stays as it was.
+    /// The key is not in use, is of another kind, or windows are bound to it. The region stays as it was.
     pub fn set_region(
         &self,
         key: u32,
@@ -507,10 +509,11 @@ impl KeyTable {
         })
     }
 
-    /// Changes an ordinary region. Memory that this replaces is freed after its last use.
+    /// Changes the memory, the domain or the rights of an ordinary region; `None` leaves each as it is. Returns the
+    /// region's key, which new memory may have changed. Replaced memory is freed after its last use.
     ///
     /// # Errors
-    /// The key is not in use, is of another kind, or windows are bound to it; it stays as it was.
+    /// The key is not in use, is of another kind, or windows are bound to it. The region stays as it was.
     pub fn change_region(
         &self,
         key: u32,
@@ -549,11 +552,11 @@ impl KeyTable {
         }
     }
 
-    /// Disables a key at once. Its memory is released when the pins that are held now have ended: the caller then calls
-    /// [`release`](Self::release). The caller holds no lock.
+    /// Disables a key, so that no later check accepts it. Its memory is released when all pins that are held now have
+    /// ended; at that time the caller calls [`release`](Self::release). The caller holds no lock.
     ///
     /// # Errors
-    /// The key is not in use, or windows are bound to the region; it stays as it was.
+    /// The key is not in use, or windows are bound to the region. The key stays as it was.
     pub fn disable(&self, key: u32) -> Result<(), Fault> {
         let slot = self.slot(key).ok_or(Fault::Key)?;
         let mut keep = slot.keep.lock();
@@ -579,10 +582,10 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Frees the index of a disabled key, once.
+    /// Frees the index of a key that [`disable`](Self::disable) has disabled. This is possible once.
     ///
     /// # Errors
-    /// The key was not disabled; it stays as it was.
+    /// The key was not disabled, and stays as it was.
     pub fn release(&self, key: u32) -> Result<(), Fault> {
         let slot = self.slot(key).ok_or(Fault::Key)?;
         if !std::mem::take(&mut slot.keep.lock().is_disabled) {
@@ -592,26 +595,26 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Returns the current fields of a key, if its index is in use.
+    /// Returns the fields of a key's index, whatever the low byte of `key` is; `None` if the index is not in use.
     pub fn fields(&self, key: u32) -> Option<KeyFields> {
         let fields = self.slot(key)?.read();
         (fields.state != KeyState::Unused).then_some(fields)
     }
 
-    /// Returns a key with its current byte.
+    /// Returns a key with the low byte that its index has at present.
     pub(crate) fn current(&self, key: u32) -> u32 {
         let byte = self.fields(key).map_or(key as u8, |fields| fields.key);
         key & !0xff | u32::from(byte)
     }
 
-    /// Returns whether `window` is bound to the region of `region`.
+    /// Returns whether the window with the key `window` is bound to the region with the key `region`.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
         let parent = self.fields(window).and_then(|fields| fields.parent());
         parent == Some(u64::from(self.index(region)))
     }
 
-    /// Does all checks at once for one stretch of a region. Returns `None` if one fails: then
-    /// [`check_local`](Self::check_local) or [`check_remote`](Self::check_remote) finds the reason.
+    /// Does all checks of an access at once, if the region is one flat stretch. Returns `None` if a check fails or `length`
+    /// is 0: then [`check_local`](Self::check_local) or [`check_remote`](Self::check_remote) finds the reason.
     #[inline]
     pub fn flat<'p>(
         &self,
@@ -646,10 +649,11 @@ impl KeyTable {
         Some(unsafe { span(base + offset, length) })
     }
 
-    /// Checks a local use. Every stretch of every request passes this check.
+    /// Checks the access of a local request or receive to `length` bytes at `addr`, and returns the memory. Every
+    /// scatter/gather entry of every request passes this check.
     ///
     /// # Errors
-    /// The first reason to refuse the use.
+    /// The first reason to refuse the access.
     #[inline]
     pub fn check_local<'p>(
         &self,
@@ -677,10 +681,11 @@ impl KeyTable {
         Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
     }
 
-    /// Checks a remote use of `length` bytes, which is not 0: a peer's zero-length access names no memory.
+    /// Checks a peer's access to `length` bytes at `addr`, and returns the memory. The length is not 0, because a peer's
+    /// access of no bytes names no memory.
     ///
     /// # Errors
-    /// The first reason to refuse the use.
+    /// The first reason to refuse the access.
     #[inline]
     pub fn check_remote<'p>(
         &self,
@@ -712,7 +717,7 @@ impl KeyTable {
                 && fields.state == KeyState::Free)
     }
 
-    // Returns the rights that are not checked.
+    // Returns the remote rights that count as granted because a test breaks the rule that checks them.
     #[inline]
     fn unasked(fields: &KeyFields) -> Access {
         if rules::is_broken(Rule::RegionReadRight) && fields.kind == KeyKind::Region {
@@ -735,10 +740,12 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Registers the memory of `pages` under a free key. The new key may differ only in its low byte.
+    /// Registers the memory of `pages` under `key`, whose index is that of a free region of work requests and whose low
+    /// byte may be new.
     ///
     /// # Errors
-    /// The key does not exist, is not free, belongs to another domain, or is not deep enough; it stays as it was.
+    /// The key does not exist, is not free or belongs to another domain, or the list has more entries than the key permits.
+    /// The key stays as it was.
     pub fn fast_register(
         &self,
         key: u32,
@@ -794,12 +801,12 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Invalidates a fast-registered region or a type-2 window on behalf of the program.
+    /// Invalidates a fast-registered region or a type-2 window by a request of the device's own program.
     ///
-    /// A free key stays free, and the operation succeeds. The key byte must match in either case.
+    /// A key that is free already stays free, and the operation succeeds. The low byte must match in either case.
     ///
     /// # Errors
-    /// The key does not exist or cannot be invalidated through this queue pair; it stays as it was.
+    /// The key does not exist or cannot be invalidated through this queue pair, and stays as it was.
     pub fn invalidate_local(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
         self.invalidate(key, false, |fields| {
             let is_bound = fields.kind.is_type_2() && fields.state == KeyState::Valid;
@@ -810,10 +817,11 @@ impl KeyTable {
         })
     }
 
-    /// Invalidates on behalf of a peer: the key must also be valid and, if a region, grant remote rights.
+    /// Invalidates a fast-registered region or a type-2 window by a message of a peer. Other than by a local request, this
+    /// needs a key that is valid and grants some remote right.
     ///
     /// # Errors
-    /// The key cannot be invalidated through this queue pair; it stays as it was.
+    /// The key cannot be invalidated through this queue pair, and stays as it was.
     pub fn invalidate_remote(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
         let spares_regions = rules::is_broken(Rule::SendInvalidates);
         self.invalidate(key, spares_regions, |fields| {
@@ -856,14 +864,14 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Binds a window, whose key is `key` afterwards: it has the window's index, and the next low byte for type 1, any low
-    /// byte for type 2. Length 0 unbinds a window of type 1.
+    /// Binds a window to a part of a region. `key` is the window's key afterwards: it has the window's index, and the next
+    /// low byte for type 1, any low byte for type 2. A binding of length 0 unbinds a window of type 1.
     ///
     /// The region needs `MW_BIND`, and `LOCAL_WRITE` if the window lets a peer change memory; it needs no remote right of
     /// its own (IBTA C10-72 to C10-75).
     ///
     /// # Errors
-    /// The window, its old key and the region stay as they were.
+    /// The window cannot be bound this way. The window, its old key and the region stay as they were.
     pub fn bind(&self, key: u32, binding: &Binding) -> Result<(), Fault> {
         let window = self.slot(key).ok_or(Fault::Bind)?;
         let old = window.read();
@@ -933,7 +941,8 @@ impl KeyTable {
         }
     }
 
-    /// Unbinds every type-2 window of a queue pair that is reset or destroyed.
+    /// Unbinds those of the windows `keys` that are of type 2 and bound through the queue pair `qpn`, which is being reset
+    /// or destroyed.
     pub fn unbind_all_of(&self, keys: &[u32], qpn: u32) {
         for &key in keys {
             let Some(slot) = self.slot(key) else {

@@ -10,38 +10,38 @@ use verbs_api::{
 use crate::payload::Payload;
 use crate::time::Time;
 
-/// A header value and its payload, on the way from one device to another.
+/// A frame on its way from one device to another: a header and its payload.
 #[derive(Debug)]
 pub struct Frame<'p, H> {
-    /// The sender's link address.
+    /// The link address of the sending device.
     pub from: LinkAddress,
-    /// The receiver's link address.
+    /// The link address of the receiving device.
     pub to: LinkAddress,
-    /// The header, as a value.
+    /// The decoded header.
     pub header: H,
-    /// The bytes.
+    /// The payload bytes.
     pub payload: Payload<'p>,
-    /// The link changed a bit. A receiver detects this by its checksum.
+    /// Whether the link has changed a bit, which a receiver would detect by the checksum.
     pub damaged: bool,
 }
 
-/// A frame that waits and owns its bytes.
+/// A frame that waits in a link or an effect, and so has its own copy of the payload.
 #[derive(Clone, Debug)]
 pub struct OwnedFrame<H> {
-    /// The sender's link address.
+    /// The link address of the sending device.
     pub from: LinkAddress,
-    /// The receiver's link address.
+    /// The link address of the receiving device.
     pub to: LinkAddress,
-    /// The header, as a value.
+    /// The decoded header.
     pub header: H,
-    /// The bytes.
+    /// The payload bytes.
     pub payload: Vec<u8>,
-    /// The link changed a bit.
+    /// Whether the link has changed a bit, which a receiver would detect by the checksum.
     pub damaged: bool,
 }
 
 impl<H: Clone> Frame<'_, H> {
-    /// Returns the frame with its own copy of the bytes.
+    /// Returns the frame with its own copy of the payload.
     pub fn to_owned(&self) -> OwnedFrame<H> {
         OwnedFrame {
             from: self.from,
@@ -54,7 +54,7 @@ impl<H: Clone> Frame<'_, H> {
 }
 
 impl<H: Clone> OwnedFrame<H> {
-    /// Returns the frame as its receiver sees it.
+    /// Returns the frame in the borrowed form in which it is delivered.
     pub fn as_frame(&self) -> Frame<'_, H> {
         Frame {
             from: self.from,
@@ -66,35 +66,37 @@ impl<H: Clone> OwnedFrame<H> {
     }
 }
 
-/// The network to which a link delivers. The link holds no lock when it calls this.
+/// The network to which a link delivers frames. The link holds no lock when it calls this.
 pub trait Deliver<H> {
-    /// Delivers a frame that has arrived. One for an address without a device is dropped.
+    /// Delivers a frame that has arrived to the device at its address, or drops it if there is none.
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
 }
 
-/// The answer of a link that may refuse a frame.
+/// The result of [`Link::try_send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrySend {
-    /// The link took the frame, or lost it together with its connection.
+    /// The link took the frame. If the connection of its stream was lost, the frame is lost too.
     Sent,
-    /// Too much waits on the frame's stream. The link notifies the driver when there is room again.
+    /// The link refused the frame, because too many bytes wait on its stream. The link notifies the driver when the stream
+    /// has room again.
     NoRoom,
-    /// The payload is longer than a frame of this stream carries, which is this number of bytes, greater than 0.
+    /// The link refused the frame, because its payload is longer than the stream permits: at most this number of bytes,
+    /// which is greater than 0.
     TooLong(usize),
 }
 
-/// How many records two processes have written to one another through shared memory, and read. Numbers wrap.
+/// Counts of the records that this process and a peer's process have exchanged through shared memory. The numbers wrap.
 ///
-/// A process answers a record before it counts the record as read.
+/// A process sends its answer to a record before it counts the record as read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
     /// Records that this process has written.
     pub sent: u32,
-    /// Those of them that the peer has read.
+    /// Records of `sent` that the peer has read.
     pub sent_read: u32,
     /// Records that the peer has written.
     pub arrived: u32,
-    /// Those of them that this process has read.
+    /// Records of `arrived` that this process has read.
     pub arrived_read: u32,
 }
 
@@ -103,31 +105,33 @@ pub struct Exchange {
 /// *Datagram* links (InfiniBand's transport) may lose, reorder, duplicate and damage frames. *Stream* links (iWARP) keep
 /// the order for each pair of queue pairs; they may delay, cut into pieces, stall, reset and damage.
 pub trait Link<H: 'static>: Send + Sync + 'static {
-    /// Payload bytes of the largest frame; `None` if a message of any length is one frame.
+    /// Returns the payload bytes of the largest frame; `None` if a message of any length is one frame.
     fn max_frame(&self) -> Option<usize>;
 
-    /// Payload bytes of a frame that carries several packets of a message to this queue pair: a multiple of every path MTU.
-    /// `None` if the link has no such frames.
+    /// Returns the payload bytes of the largest frame to this queue pair that joins several packets of a message: a
+    /// multiple of every path MTU. `None` if the link does not join packets.
     fn max_joined(&self, to: LinkAddress, qpn: u32) -> Option<usize> {
         self.inner().and_then(|link| link.max_joined(to, qpn))
     }
 
-    /// Returns how many records this process and that of the queue pair have written to one another and read; `None` unless
-    /// their frames go through shared memory and the peer's process exists. No unread record is lost. A timer calls this,
-    /// so it may make system calls.
+    /// Returns how many records this process and the process of the queue pair `qpn` at `to` have exchanged; `None` unless
+    /// their frames go through shared memory and the peer's process exists. A record that was not read yet is not lost. A
+    /// timer calls this, so it may make system calls.
     fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
         self.inner().and_then(|link| link.exchange(to, qpn))
     }
 
-    /// Bytes that may arrive at once without being lost for lack of room; `None` if there is no such limit.
+    /// Returns how many bytes may arrive at once before the system drops frames for lack of room; `None` if that never
+    /// happens.
     fn room(&self) -> Option<usize> {
         self.inner().and_then(Link::room)
     }
 
-    /// Takes a frame at `now`. The caller holds locks of queue pairs, so this makes no system call and delivers nothing.
+    /// Takes a frame for sending. The caller holds locks of queue pairs, so this makes no system call and delivers nothing.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 
-    /// Takes a frame that may wait in its queue pair, and that the driver may cut if it is a segment of a message.
+    /// Takes a frame for sending, or refuses it. A refused frame waits in its queue pair, and the driver may cut it if it
+    /// is a segment of a message. By default only a frame that is too long is refused.
     fn try_send(&self, frame: Frame<'_, H>, now: Time) -> TrySend {
         match self.max_frame() {
             Some(most) if frame.payload.len() > most => TrySend::TooLong(most),
@@ -138,43 +142,45 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
-    /// The link that this one wraps. The methods with a default here are that link's.
+    /// Returns the link that this one wraps, if any. The methods with a default here then call those of that link.
     fn inner(&self) -> Option<&dyn Link<H>> {
         None
     }
 
-    /// Makes the frames that [`send`](Self::send) took leave. Any thread calls this, with no lock held, after everything
-    /// that sends. Returns whether there is something to [deliver](Self::progress) as a result.
+    /// Passes the frames that [`send`](Self::send) took to the system or the peer. A thread calls this after everything
+    /// that sends, with no lock held. Returns whether that has caused events to [deliver](Self::progress).
     fn flush(&self) -> bool {
         self.inner().is_some_and(Link::flush)
     }
 
-    /// Delivers the frames that are due at `now`. Returns whether any was delivered.
+    /// Delivers the frames that are due at `now` to `network`. Returns whether it has delivered any.
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
 
-    /// When the link must be driven next.
+    /// Returns when [`progress`](Self::progress) must be called next; `None` if no frame waits for a time.
     fn next_due(&self) -> Option<Time>;
 
-    /// Returns whether `now` must be exact. Otherwise it may be some milliseconds late, which saves reading the clock.
+    /// Returns whether the `now` that callers pass must be exact. Otherwise it may be some milliseconds late, which saves
+    /// reading the clock.
     fn needs_precise_clock(&self) -> bool {
         self.inner().is_none_or(Link::needs_precise_clock)
     }
 
-    /// The reader of the link, if frames arrive from other processes: threads that find a completion queue empty then poll
-    /// it. A poll that leaves frames unread leaves them to the next one, and sending causes no arrival.
+    /// Returns the control of which thread reads, if frames arrive from other processes: threads that find a completion
+    /// queue empty then poll the link. A poll may leave unread frames to the next one, and sending causes no arrival.
     fn input(&self) -> Option<&dyn Input> {
         self.inner().and_then(Link::input)
     }
 
-    /// A queue pair was destroyed, and its process may end: frames that the link took for streams that this side has ended
-    /// go to the system. The link waits a moment if it must.
+    /// Writes the remaining frames of streams that this side has ended to the system, and waits a moment if it must. The
+    /// engine calls this when a queue pair was destroyed, because its process may end next.
     fn drain(&self) {
         if let Some(link) = self.inner() {
             link.drain();
         }
     }
 
-    /// Receives frames for this group from now on. By default a link receives all frames.
+    /// Makes the link receive frames for this multicast group from now on. By default a link receives the frames of all
+    /// groups.
     ///
     /// # Errors
     /// The group has no address on this link, or the system refuses.
@@ -182,7 +188,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().map_or(Ok(()), |link| link.join(group))
     }
 
-    /// Stops receiving frames for this group.
+    /// Stops receiving frames for this multicast group.
     fn leave(&self, group: Gid) {
         if let Some(link) = self.inner() {
             link.leave(group);
@@ -190,21 +196,24 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     }
 }
 
-/// Decides which thread reads the frames of a link: threads that poll, or the link's own thread, which sleeps until a frame
-/// arrives.
+/// Decides which thread reads the frames of a link: threads that poll a completion queue, or the link's own thread, which
+/// sleeps until a frame arrives.
 pub trait Input {
-    /// A thread has polled. Threads that poll frequently are left alone with the input for as long as they do.
+    /// Notes that a thread has polled. As long as threads poll frequently, only they read, and the link's own thread does
+    /// not.
     fn polled(&self);
 
-    /// A thread that polls has found another thread reading, and yields the processor to it.
+    /// Lets other threads run, perhaps by a short sleep, because the calling thread has polled while another thread was
+    /// reading.
     fn give_way(&self);
 
-    /// Returns whether pollers own the input: each polls again within microseconds, or the link's thread does in its place.
+    /// Returns whether polling threads own the input. The next poll is then due within microseconds, by one of them or by
+    /// the link's thread in their place.
     fn is_polled(&self) -> bool;
 
-    /// A thread that polled is about to sleep: the link's thread takes over.
+    /// Makes the link's own thread read from now on, because the calling thread, which has polled, is about to sleep.
     fn hand_back(&self);
 }
 
-/// A link that its senders and its readers share.
+/// A link that sending and reading threads share.
 pub type SharedLink<H> = Arc<dyn Link<H>>;

@@ -16,23 +16,23 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
 
-/// The data that a lock protects. The order of the variants is the order in which a thread takes locks.
+/// The class of a lock: which data it protects. The order of the variants is the order in which a thread takes locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LockClass {
-    /// The posting half of a QP.
+    /// The sending half of a QP, which threads that post lock.
     Requester,
-    /// The half of a QP that serves its peer.
+    /// The receiving half of a QP, which the thread that carries out a peer's request locks.
     Responder,
-    /// The producer of a receive ring, or the consumer of a shared one.
+    /// The producer of a QP's receive ring, or a whole shared receive queue.
     Receive,
-    /// The side of a completion ring that adds entries.
+    /// The producer side of a completion ring, where completions are pushed.
     CqProducer,
-    /// The side of a completion ring that polls.
+    /// The consumer side of a completion ring, where threads poll.
     CqConsumer,
-    /// State of control verbs that is locked for a moment.
+    /// State of control verbs, which is never locked for long.
     Control,
-    /// State of a link that is locked for a moment for a frame.
+    /// State of a link, which is locked for one frame at a time.
     Link,
 }
 
@@ -52,7 +52,7 @@ unsafe impl<T: Send> Send for Lock<T> {}
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// Creates a free lock of a class.
+    /// Creates a lock of this class around `value`. It is free at first.
     pub fn new(class: LockClass, value: T) -> Self {
         let _ = class;
         Self {
@@ -80,7 +80,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Fetches the cache lines of the lock and of the beginning of its value before they are used.
+    /// Prefetches the cache lines of the lock and of the beginning of its value.
     #[inline]
     pub fn prefetch(&self) {
         crate::sync::prefetch(std::ptr::from_ref(self).cast());
@@ -144,17 +144,18 @@ impl<T> Drop for LockGuard<'_, T> {
     }
 }
 
-/// Asserts, in debug builds, that this thread holds no lock. The engine calls this before a handler of the program.
+/// Asserts, in debug builds, that this thread holds no lock. The engine calls this before it calls a handler of the
+/// program.
 ///
 /// # Panics
-/// Debug builds: if the thread holds one.
+/// Debug builds: if the thread holds a lock.
 #[inline]
 pub fn assert_unlocked() {
     #[cfg(debug_assertions)]
     order::assert_unlocked();
 }
 
-/// The classes that a thread holds, as bits.
+/// The classes of the locks that a thread holds, as bits.
 #[cfg(debug_assertions)]
 mod order {
     use std::cell::Cell;
@@ -183,7 +184,7 @@ mod order {
     }
 }
 
-/// Attempts before a waiter yields its processor. The model checker needs only one.
+/// How often a waiter checks the lock before it yields its processor. The model checker needs only one check.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 
 #[cfg(all(test, not(loom)))]

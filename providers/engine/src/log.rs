@@ -8,7 +8,7 @@
 #[doc(hidden)]
 pub use tracing;
 
-/// Logs an event: its level, what happens, and fields, whose values are displayed.
+/// Logs an event: its level, a message, and named fields, whose values are displayed.
 #[cfg(feature = "tracing")]
 #[macro_export]
 macro_rules! log_event {

@@ -1,4 +1,5 @@
-//! The memory that requests, receives and peers of a queue pair name, checked for its intended use.
+//! Access checks of the memory that a queue pair's requests, posted receives and peers name by key. Each returns the
+//! memory, or the fault that refuses the access.
 
 use verbs_api::Access;
 use verbs_api::extension::{ExtensionOperation, OperationData};
@@ -17,20 +18,21 @@ use crate::receive_ring::{RawSge, Receive};
 use crate::request::{Request, Source};
 use crate::rules::{self, Rule};
 
-/// Why a message does not fit its receive.
+/// Why a part of a message cannot be placed in the receive that was taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveFault {
-    /// An entry of the receive was refused.
+    /// A scatter entry of the receive fails its access check with this fault.
     Entry(Fault),
-    /// The message is longer than the receive.
+    /// The message is longer than all scatter entries of the receive together.
     TooLong,
 }
 
 impl<D: Driver> Qp<D> {
-    /// Returns the payload of a request: the memory of its entries, checked for reading, or its inline bytes.
+    /// Returns the bytes that a send-queue request sends: the memory of its scatter/gather entries, checked for local
+    /// reading, or its inline bytes. `spans` stores the list of stretches.
     ///
     /// # Errors
-    /// The fault of the first entry that is refused.
+    /// The fault of the first entry that fails the check.
     #[inline]
     pub fn gather_request<'s, 'p: 's>(
         &self,
@@ -51,10 +53,11 @@ impl<D: Driver> Qp<D> {
         Ok(Payload::of_spans(spans))
     }
 
-    /// Gathers the memory for the answer to a request: the memory of its entries, checked for local writing.
+    /// Adds the memory of the request's scatter/gather entries to `into`, checked for local writing: the peer's answer to a
+    /// read or an atomic is placed there.
     ///
     /// # Errors
-    /// The fault of the first entry that is refused.
+    /// The fault of the first entry that fails the check.
     #[inline]
     pub fn gather_sink<'p>(
         &self,
@@ -74,10 +77,11 @@ impl<D: Driver> Qp<D> {
         gather(cx.keys(), cx.pin, list, user, into)
     }
 
-    /// Returns the message of an extension's request: its body, and the bytes of its entries if the operation sends them.
+    /// Returns the message that an extension's request sends: its body, and after it the bytes of its scatter/gather
+    /// entries if the operation sends them.
     ///
     /// # Errors
-    /// The fault of the first entry that is refused.
+    /// The fault of the first entry that fails the check.
     pub fn gather_message(
         &self,
         request: &Request<'_>,
@@ -93,10 +97,11 @@ impl<D: Driver> Qp<D> {
         Ok(message)
     }
 
-    /// Returns the memory for the answer to an extension's request.
+    /// Returns the memory in which the answer to an extension's request is placed, checked for local writing; it is empty
+    /// if the operation places no answer in the scatter/gather list.
     ///
     /// # Errors
-    /// The fault of the first entry that is refused.
+    /// The fault of the first entry that fails the check.
     pub fn gather_answer<'p>(
         &self,
         request: &Request<'_>,
@@ -110,11 +115,11 @@ impl<D: Driver> Qp<D> {
         Ok(spans)
     }
 
-    /// Gathers the memory of a receive, checked for writing, as far as a message of `length` bytes reaches. An empty
-    /// message accesses no memory, and so needs no valid entry.
+    /// Adds the memory of a posted receive to `into`, checked for local writing, as far as a message of `length` bytes
+    /// reaches. Entries beyond that are not checked, so an empty message needs no valid entry.
     ///
     /// # Errors
-    /// The fault of the first entry that is refused.
+    /// The fault of the first entry that fails the check.
     #[inline]
     pub fn gather_receive<'p>(
         &self,
@@ -138,10 +143,10 @@ impl<D: Driver> Qp<D> {
         gather(self.device.keys(), cx.pin, reached, user, into)
     }
 
-    /// Copies a part of a message into its receive, beginning at byte `offset` of the receive.
+    /// Copies `payload`, a part of a message, into the memory of the receive, beginning at byte `offset` of that memory.
     ///
     /// # Errors
-    /// Nothing is copied if the part does not fit.
+    /// An entry fails its access check, or the part ends beyond the receive's memory. Nothing is copied then.
     #[inline]
     pub fn fill_receive(
         &self,
@@ -167,10 +172,11 @@ impl<D: Driver> Qp<D> {
         Ok(())
     }
 
-    /// Returns the memory that a key opens to this queue pair's peer.
+    /// Returns the `length` bytes at `addr` that a peer's request names by `key`, if the key grants the rights in `access`
+    /// to peers of this queue pair.
     ///
     /// # Errors
-    /// The first reason to refuse the access.
+    /// The first fault that the check finds.
     #[inline]
     pub fn peer_region<'p>(
         &self,

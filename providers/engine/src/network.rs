@@ -14,28 +14,27 @@ use crate::sync::Mutex;
 use crate::time::{Host, Time};
 use crate::timers::{Job, Timers};
 
-/// A device as its network uses it.
+/// A device, as its network calls it.
 pub trait Member: Send + Sync + Sized + 'static {
-    /// A frame's header, as a value.
+    /// The decoded header of a frame.
     type Header: 'static;
-    /// A queue pair.
+    /// A queue pair of the device.
     type Qp: Send + Sync + 'static;
 
     /// Returns whether frames for this address are for this device: it has the address, and was not removed.
     fn takes(&self, address: LinkAddress) -> bool;
 
-    /// Handles a frame that has arrived. `now` is the time that the link was given.
+    /// Handles a frame that has arrived for this device. `now` is the time that was passed to the link.
     fn handle_frame(&self, frame: Frame<'_, Self::Header>, now: Time);
 
-    /// Sends what the queue pair kept back, because nothing more has arrived for now.
+    /// Sends the acknowledges that the queue pair has kept back, because no further frame arrives for now.
     fn settle(qp: &PoolRef<Self::Qp>, now: Time);
 }
 
-/// Devices of one driver that reach one another.
+/// The devices of one driver that reach one another.
 ///
-/// Without a link the network is *direct*: the sender's thread passes a frame to its receiver as it is. With a link, frames
-/// go over the link. The network is sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when a job is
-/// due.
+/// Without a link the network is *direct*: the sender's thread calls the receiving device itself. With a link, frames go
+/// over the link. The network is sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when a job is due.
 pub struct Network<M: Member> {
     devices: RwLock<BTreeMap<LinkAddress, Weak<M>>>,
     link: Option<SharedLink<M::Header>>,
@@ -44,57 +43,59 @@ pub struct Network<M: Member> {
     delivering: AtomicBool,
     requests: AtomicU32,
     to_serve: Mutex<VecDeque<Job>>,
-    /// Whether `to_serve` has jobs; read before its lock is taken.
+    /// Whether `to_serve` has jobs. It is read before the lock of the list is taken.
     has_to_serve: AtomicBool,
-    /// Queue pairs that have to send when nothing more arrives.
+    /// Queue pairs that keep acknowledges back until no further frame arrives.
     unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
-    /// Whether there are unsettled queue pairs; read before their lock is taken.
+    /// Whether `unsettled` has queue pairs. It is read before the lock of the list is taken.
     has_unsettled: AtomicBool,
-    /// A peer waits for an unsettled queue pair.
+    /// Whether a peer waits for an acknowledge that a queue pair of `unsettled` keeps back.
     is_awaited: AtomicBool,
-    /// State since the last settling: whether the program has sent anything, how many polls have found frames, and how many
-    /// in a row have found none since.
+    /// Whether the program has sent anything since the last settling. The next two count the polls since then that have
+    /// found frames, and the polls in a row since the last of these that have found none.
     has_answered: AtomicBool,
     looks: AtomicU32,
     vain_looks: AtomicU32,
 }
 
-/// The network as its owner drives it, whatever its driver.
+/// A network, as its owner (the timer thread or the link's thread) drives it, whatever its driver.
 pub trait Progress: Send + Sync {
-    /// When the next job is due.
+    /// Returns when the next job is due; `None` if there is none.
     fn next_timeout(&self) -> Option<Time>;
 
-    /// Does the jobs that are due at `now`.
+    /// Delivers arrived frames, and runs the jobs that are due at `now`.
     fn handle_timeout(&self, now: Time);
 
-    /// Delivers the frames that have arrived, unless another thread is delivering; returns `false` in that case. The
-    /// caller holds no lock. By default nothing arrives.
+    /// Delivers the frames that have arrived, and sends the acknowledges that this causes. Returns `false` if another
+    /// thread is delivering at present, which then continues with them. The caller holds no lock. By default no frame
+    /// arrives.
     fn progress(&self) -> bool {
         true
     }
 
-    /// Delivers frames that have arrived, without sending the acknowledges that this causes: they wait for the next call,
-    /// or a poller.
+    /// Delivers the frames that have arrived, but leaves the acknowledges that this causes to a later call or a polling
+    /// thread. Returns `false` if another thread is delivering at present.
     fn look(&self) -> bool {
         self.progress()
     }
 
-    /// Sends everything that waits, including acknowledges.
+    /// Sends all frames that wait in the network, including acknowledges that were kept back.
     fn flush(&self) {}
 }
 
-/// A device as a thread that polls uses it, whatever its driver.
+/// A device, as a thread that polls a completion queue calls it, whatever its driver.
 pub trait Polled: Send + Sync {
-    /// Polls the network once, unless another thread is doing so. Returns whether anything arrived. While pollers poll
-    /// frequently, acknowledges that the poll causes wait for the next [`flush`](Progress::flush).
+    /// Polls the network once, unless another thread is delivering. Returns whether a frame has arrived. While threads poll
+    /// frequently, the acknowledges that the poll causes may wait for a later poll or [`flush`](Progress::flush).
     fn poll(&self) -> bool;
 
-    /// The thread is about to sleep.
+    /// Sends the acknowledges that were kept back and leaves the input to the link's thread, because the calling thread is
+    /// about to sleep.
     fn hand_back(&self);
 }
 
 impl<M: Member> Network<M> {
-    /// Creates a network without devices. Without a link it is direct.
+    /// Creates a network without devices. `link` carries its frames; with `None` the network is direct.
     pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<M::Header>>) -> Arc<Self> {
         Arc::new(Self {
             devices: RwLock::default(),
@@ -114,24 +115,24 @@ impl<M: Member> Network<M> {
         })
     }
 
-    /// The jobs that are due later.
+    /// The timers, which run the network's jobs when these are due.
     pub fn timers(&self) -> &Arc<Timers> {
         &self.timers
     }
 
-    /// The link, or `None` if the network is direct.
+    /// The link, or `None` if the network is direct: devices then call one another.
     #[inline]
     pub fn link(&self) -> Option<&SharedLink<M::Header>> {
         self.link.as_ref()
     }
 
-    /// Returns whether the link needs the exact time.
+    /// Returns whether the times that are passed to the link must be exact.
     #[inline]
     pub(crate) fn needs_precise_clock(&self) -> bool {
         self.needs_precise_clock
     }
 
-    // The time that the link is given.
+    // Returns the time to pass to the link: the exact one if the link needs that, otherwise the approximate one.
     fn moment(&self) -> Time {
         match self.needs_precise_clock {
             true => self.timers.now(),
@@ -149,7 +150,7 @@ impl<M: Member> Network<M> {
         true
     }
 
-    /// Returns the device at an address.
+    /// Returns the device at an address; `None` if there is none or it was removed.
     pub fn device(&self, address: LinkAddress) -> Option<Arc<M>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices
@@ -158,14 +159,14 @@ impl<M: Member> Network<M> {
             .filter(|device| device.takes(address))
     }
 
-    /// Returns every device.
+    /// Returns all devices of the network.
     pub fn devices(&self) -> Vec<Arc<M>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Runs `job` after the frames that the link has received were delivered. The caller is delivering, possibly with locks
-    /// held.
+    /// Runs `job` after the frames that the link has received so far were delivered. The calling thread is delivering one
+    /// of them, possibly with locks held.
     pub fn serve_later(&self, job: Job) {
         self.to_serve.lock().push_back(job);
         self.has_to_serve.store(true, Ordering::Release);
@@ -192,7 +193,8 @@ impl<M: Member> Network<M> {
         self.link.is_none() && !pin::is_any_deferred() && self.timers.is_idle()
     }
 
-    /// [Settles](Member::settle) a queue pair when nothing more arrives. The caller holds the queue pair's locks.
+    /// [Settles](Member::settle) a queue pair, that is, sends its acknowledges, when no further frame arrives. The caller
+    /// holds the queue pair's locks.
     pub fn settle_later(&self, qp: PoolWeak<M::Qp>) {
         self.unsettled.lock().push(qp);
         self.has_unsettled.store(true, Ordering::Release);
@@ -203,19 +205,21 @@ impl<M: Member> Network<M> {
         self.has_unsettled.load(Ordering::Relaxed)
     }
 
-    /// Notes that a peer waits for an unsettled queue pair.
+    /// Notes that a peer waits for an acknowledge that a queue pair keeps back.
     #[inline]
     pub fn await_settling(&self) {
         self.is_awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether a peer may wait for an unsettled queue pair: then a message to that peer can carry the acknowledge.
+    /// Returns whether a peer may wait for an acknowledge that a queue pair keeps back: then a message to that peer can
+    /// carry it.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.is_awaited.load(Ordering::Relaxed)
     }
 
-    /// Settles the unsettled queue pairs. The caller holds no lock. Returns whether there was any.
+    /// Sends the acknowledges that queue pairs keep back. The caller holds no lock. Returns whether there was any such
+    /// queue pair.
     fn settle(&self) -> bool {
         if !self.has_unsettled.load(Ordering::Acquire) {
             return false;
@@ -238,10 +242,11 @@ impl<M: Member> Network<M> {
         true
     }
 
-    /// Delivers due frames, unless another thread is delivering; returns `false` in that case. The caller holds no lock.
+    /// Delivers the frames that have arrived, and sends the acknowledges that this causes. Returns `false` if another
+    /// thread is delivering at present. The caller holds no lock.
     ///
-    /// A caller that finds another thread delivering leaves a note, and that thread polls again, so no frame stays
-    /// undelivered. If frames come from other processes, a call ends even while they keep arriving.
+    /// A caller that finds another thread delivering makes that thread poll again, so no frame stays undelivered. If frames
+    /// come from other processes, a call ends even while they keep arriving.
     pub fn progress(&self) -> bool {
         let Some(link) = &self.link else { return true };
         link.flush();
@@ -251,7 +256,7 @@ impl<M: Member> Network<M> {
         is_done
     }
 
-    // Delivers until nothing more arrives; or, if other processes may send for ever, for a few polls. The next poll finds
+    // Delivers until no further frame arrives, or for a few polls if other processes may send for ever. The next poll finds
     // the rest.
     fn deliver_all(&self, link: &SharedLink<M::Header>, settle: impl Fn() -> bool) {
         let mut looks = 0;
@@ -270,7 +275,8 @@ impl<M: Member> Network<M> {
         }
     }
 
-    /// Makes frames that were just sent leave. The caller holds no lock; it calls this after everything that sends.
+    /// Makes frames that the calling thread has just sent leave. The caller holds no lock, and calls this after everything
+    /// that sends.
     #[inline]
     pub fn send_off(&self) {
         if self.is_unsettled() {
@@ -296,7 +302,7 @@ impl<M: Member> Network<M> {
         }
     }
 
-    // A thread that has polled is about to sleep.
+    // Called when a thread that has polled is about to sleep.
     pub(crate) fn hand_back(&self) {
         if let Some(input) = self.link.as_ref().and_then(|link| link.input()) {
             Progress::flush(self);
@@ -305,7 +311,8 @@ impl<M: Member> Network<M> {
     }
 
     // Polls on a thread that mostly expects frames for this device. Acknowledges wait until the program, which is about to
-    // see the completions, has answered, because its message can carry them, unless no poll is expected soon.
+    // poll the completions, has answered, because its message can carry them. If no further poll is expected soon, they do
+    // not wait.
     pub(crate) fn poll_for(&self, device: &M) -> bool {
         let Some(link) = &self.link else { return false };
         let Some(input) = link.input() else {
@@ -334,7 +341,7 @@ impl<M: Member> Network<M> {
         found
     }
 
-    // Returns whether unsettled queue pairs have waited long enough, counting this poll.
+    // Returns whether queue pairs have kept acknowledges back long enough. This poll counts.
     fn has_waited(&self, found: bool) -> bool {
         let count = |looks: &AtomicU32| {
             let count = looks.load(Ordering::Relaxed).saturating_add(1);
@@ -349,7 +356,8 @@ impl<M: Member> Network<M> {
         !self.has_answered.load(Ordering::Relaxed) || count(&self.vain_looks) > MOST_VAIN_LOOKS
     }
 
-    // Returns `false` if another thread was delivering.
+    // Calls `deliver`, and again if other threads have asked for that meanwhile. Returns `false`, without a call, if
+    // another thread was delivering.
     fn take_turns(&self, mut deliver: impl FnMut()) -> bool {
         let mut turns = 0;
         loop {
@@ -366,7 +374,7 @@ impl<M: Member> Network<M> {
             }
             let input = self.link.as_ref().and_then(|link| link.input());
             if turns == MOST_TURNS && input.is_some() {
-                // While many frames arrive, the link's thread may leave notes for ever.
+                // While many frames arrive, the link's thread may ask for another turn for ever.
                 self.timers.wake_at(self.timers.now());
                 return true;
             }
@@ -374,15 +382,15 @@ impl<M: Member> Network<M> {
     }
 }
 
-/// The number of polls that may find frames while an acknowledge, or the caller of a verb, waits.
+/// The most polls with frames for which an acknowledge, or the caller of a verb, waits.
 const MOST_LOOKS: u32 = 8;
-/// The number of turns in a row in which one thread delivers because others have left notes.
+/// The most turns in a row in which one thread delivers because others have asked for that.
 const MOST_TURNS: u32 = 8;
-/// The number of polls in a row that may find nothing while an acknowledge waits, if the program has sent anything: a few
+/// The most polls in a row without a frame for which an acknowledge waits, if the program has sent anything: a few
 /// microseconds at a socket, as long as a peer takes to answer.
 const MOST_VAIN_LOOKS: u32 = 16;
 
-/// Ends a turn, also if a handler panics.
+/// Ends a thread's turn of delivering when it is dropped, also if a handler panics.
 struct Over<'n>(&'n AtomicBool);
 
 impl Drop for Over<'_> {
@@ -391,8 +399,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Delivers the frames of one turn. Most frames are for one device, mostly the one that polls, so the device is looked up
-/// once, or not at all.
+/// Delivers the frames of one turn to their devices. Most frames are for one device, mostly the one whose thread polls, so
+/// the device is looked up once, or not at all.
 struct Turn<'n, M: Member> {
     network: &'n Network<M>,
     looking: Option<&'n M>,
@@ -443,7 +451,8 @@ impl<M: Member> Progress for Network<M> {
 
     fn flush(&self) {
         if let Some(link) = &self.link {
-            // Without pollers, the thread that delivers settles, and delivers the result.
+            // If no thread polls completion queues for frames, the delivering thread sends the acknowledges and delivers
+            // the result.
             if link.input().is_some() {
                 self.settle();
             }

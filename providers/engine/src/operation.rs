@@ -19,19 +19,19 @@ use crate::pin::Pin;
 /// The bytes of a request or of an answer.
 pub type Octets = SmallVec<[u8; 64]>;
 
-/// Bytes that are read in one piece.
+/// The number of bytes of memory that are copied at a time.
 const PIECE: usize = 4096;
 
-/// The emulation of one operation of an extension on software devices.
+/// How software devices carry out one operation of an extension.
 pub trait OperationEmulation: Send + Sync {
-    /// The operation.
+    /// Returns the operation that this emulates.
     fn operation(&self) -> &'static ExtensionOperation;
 
-    /// Carries out a request at the device that received it, and fills in the answer. Requests are carried out in order,
-    /// each once: a duplicate gets the first answer again.
+    /// Carries out a request on the device that has received it, and stores the answer in `answer`. Requests are carried
+    /// out in order, each once: a duplicate gets the first answer again.
     ///
     /// # Errors
-    /// The request is refused: the transport answers as it does to a fault of this kind.
+    /// The request is refused. The transport answers the peer as it does for a fault of this kind.
     fn respond(
         &self,
         request: &Arrived<'_>,
@@ -39,29 +39,29 @@ pub trait OperationEmulation: Send + Sync {
         answer: &mut Octets,
     ) -> Result<(), Fault>;
 
-    /// Converts an answer before it is placed in the scatter/gather list; by default it is placed unchanged. This is for
-    /// numbers, which travel in network order.
+    /// Converts an answer on the device of the requester, before its bytes are placed in the scatter/gather list; by
+    /// default they stay unchanged. This is for numbers, which travel in network order.
     fn complete(&self, _answer: &mut Octets) {}
 
-    /// Returns the operation that a standard of this transport defines for it, if any: then the transport carries it out,
-    /// and [`respond`](Self::respond) and [`complete`](Self::complete) are not called.
+    /// Returns the operation that a standard of this transport defines for a request with this body, if any. The transport
+    /// then carries out that operation, and does not call [`respond`](Self::respond) and [`complete`](Self::complete).
     fn standard(&self, _transport: Transport, _body: &[u8]) -> Option<StandardOperation> {
         None
     }
 }
 
-/// A received request.
+/// An extension's request on the device that carries it out.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'r> {
-    /// The body, with the length that the operation defines.
+    /// The body of the request, with the length that the operation defines.
     pub body: &'r [u8],
-    /// The bytes of the scatter/gather list.
+    /// The bytes of the request's scatter/gather list.
     pub data: &'r [u8],
-    /// The objects that the request keeps alive; present if the poster's device carries it out.
+    /// The objects that the request keeps alive; `None` if it came from another device.
     pub held: Option<&'r Held>,
 }
 
-/// Operations for which a standard defines an encoding, and which a driver of this project carries for an extension.
+/// Standard operations that a driver of this project carries out for an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StandardOperation {
     /// An Atomic Request of RFC 7306, which has masks.
@@ -71,14 +71,14 @@ pub enum StandardOperation {
 /// An atomic operation with its operands, in this machine's byte order (RFC 7306 section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Adds within fields; each bit of the mask is the highest bit of a field.
+    /// Adds `add` to the operand, field by field: no carry leaves a field.
     FetchAdd {
         /// The value to add.
         add: u64,
-        /// The highest bit of each field. Only bit 63, or no bit, means one field.
+        /// The highest bit of each field. With only bit 63, or no bit, the whole operand is one field.
         mask: u64,
     },
-    /// Swaps if the compared bits are equal.
+    /// Replaces the bits of `swap_mask` if the operand and `compare` have equal bits in `compare_mask`.
     CompareSwap {
         /// The value to compare with.
         compare: u64,
@@ -92,12 +92,12 @@ pub enum AtomicOp {
 }
 
 impl AtomicOp {
-    /// Creates an ordinary fetch-and-add.
+    /// Creates a fetch-and-add without a mask.
     pub const fn fetch_add(add: u64) -> Self {
         Self::FetchAdd { add, mask: 0 }
     }
 
-    /// Creates an ordinary compare-and-swap.
+    /// Creates a compare-and-swap without masks.
     pub const fn compare_swap(compare: u64, swap: u64) -> Self {
         Self::CompareSwap {
             compare,
@@ -107,8 +107,8 @@ impl AtomicOp {
         }
     }
 
-    /// Returns the result of an ordinary operation on `current`, with `Some(None)` if the value stays; `None` for an
-    /// operation with masks.
+    /// Returns the effect of an operation without masks on an operand that is `current`: `Some(Some(value))` changes it to
+    /// `value`, and `Some(None)` leaves it as it is. The result is `None` for an operation with masks.
     #[inline]
     pub const fn ordinary(self, current: u64) -> Option<Option<u64>> {
         match self {
@@ -124,22 +124,23 @@ impl AtomicOp {
     }
 }
 
-/// Carries out masked atomics on devices whose transport carries them.
+/// Computes masked atomics for devices whose transport carries them.
 pub trait MaskedAtomics: Send + Sync {
-    /// Returns the new value in place of `current`; `None` if it stays.
+    /// Returns the new value of an operand that is `current`; `None` if it stays as it is.
     fn apply(&self, op: AtomicOp, current: u64) -> Option<u64>;
 }
 
-/// The address whose alignment a transport checks for an atomic's operand.
+/// Which address of an atomic's operand the transport requires to be aligned to 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aligned {
-    /// The address that the request names (InfiniBand).
+    /// The address by which the request names the operand (InfiniBand).
     Address,
-    /// The address of the bytes in memory (RFC 7306).
+    /// The address of the operand in the device's memory (RFC 7306).
     Memory,
 }
 
-/// The registered memory of the device that received a request, as far as its queue pair may use it.
+/// The registered memory that an extension's request may use on the device that carries it out, through one of its queue
+/// pairs.
 pub struct TargetMemory<'p> {
     keys: &'p KeyTable,
     pin: &'p Pin,
@@ -150,7 +151,8 @@ pub struct TargetMemory<'p> {
 }
 
 impl<'p> TargetMemory<'p> {
-    /// Creates the view of the queue pair `qpn` of the domain `pd`, which grants its peers the rights `permitted`.
+    /// Gives access through the queue pair `qpn` in the domain `pd`. `permitted` are the rights that the queue pair grants
+    /// to its peers; `aligned` is the transport's rule for atomics.
     pub const fn new(
         keys: &'p KeyTable,
         pin: &'p Pin,
@@ -186,11 +188,11 @@ impl<'p> TargetMemory<'p> {
             .check_remote(self.pin, remote.rkey.value(), remote.addr, length, user)
     }
 
-    /// Passes `length` bytes to `each`, in order and in pieces. They are copies, because the memory may change at any time.
-    /// This needs the right to read.
+    /// Passes the `length` bytes at `remote` to `each`, in order and in pieces. They are copies, because the memory may
+    /// change at any time. The key must grant the right to read.
     ///
     /// # Errors
-    /// The queue pair, the key or its range does not allow it; no byte was passed.
+    /// The queue pair, the key or its range does not allow it. No byte was passed then.
     pub fn read(
         &self,
         remote: RemoteAddress,
@@ -214,10 +216,10 @@ impl<'p> TargetMemory<'p> {
         Ok(())
     }
 
-    /// Writes bytes. This needs the right to write.
+    /// Writes `bytes` to the memory at `remote`. The key must grant the right to write.
     ///
     /// # Errors
-    /// The queue pair, the key or its range does not allow it; no byte was written.
+    /// The queue pair, the key or its range does not allow it. No byte was written then.
     pub fn write(&self, remote: RemoteAddress, bytes: &[u8]) -> Result<(), Fault> {
         if bytes.is_empty() {
             return Ok(());
@@ -229,11 +231,11 @@ impl<'p> TargetMemory<'p> {
         Ok(())
     }
 
-    /// Changes eight bytes atomically, as an integer of this machine, and returns their old value. `change` returns the new
-    /// value, or `None` if the value stays. This needs the right to atomics.
+    /// Changes the eight bytes at `remote` atomically, as an integer of this machine, and returns their old value. `change`
+    /// returns the new value, or `None` if the value stays. The key must grant the right to atomics.
     ///
     /// # Errors
-    /// The queue pair, the key or its range does not allow it, or the bytes are not aligned; nothing was changed.
+    /// The queue pair, the key or its range does not allow it, or the bytes are not aligned. Nothing was changed then.
     pub fn update(
         &self,
         remote: RemoteAddress,
@@ -248,10 +250,11 @@ impl<'p> TargetMemory<'p> {
     }
 }
 
-/// Carries out a message, which is the body followed by the data.
+/// Carries out an extension's request. `message` is its body, of the length that the operation defines, followed by its
+/// data; `answer` gets the answer.
 ///
 /// # Errors
-/// The message is too short for the operation, or the operation refuses it.
+/// The message is shorter than the body, or the operation refuses the request.
 pub fn respond(
     emulation: &dyn OperationEmulation,
     message: &[u8],
@@ -269,7 +272,7 @@ pub fn respond(
     Ok(())
 }
 
-/// Places as much of an answer as there is room for, and returns the number of bytes.
+/// Converts an answer and places as much of it in `sink` as fits. Returns the number of bytes placed.
 pub fn place(emulation: &dyn OperationEmulation, mut answer: Octets, sink: &Spans<'_>) -> u32 {
     emulation.complete(&mut answer);
     let room: usize = sink.iter().map(|span| span.len()).sum();

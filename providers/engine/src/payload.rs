@@ -1,4 +1,4 @@
-//! The bytes of a frame: stretches of registered memory, or ordinary bytes.
+//! The payload of a frame: stretches of registered memory, or ordinary bytes.
 
 use smallvec::SmallVec;
 use verbs_api::memory::Span;
@@ -9,10 +9,10 @@ use crate::log_event;
 use crate::pin::Pin;
 use crate::receive_ring::RawSge;
 
-/// Stretches of checked memory, in order.
+/// Stretches of registered memory that passed a key check, in order.
 pub type Spans<'p> = SmallVec<[Span<'p>; 4]>;
 
-/// The bytes of a frame.
+/// The payload of a frame: where its bytes are.
 #[derive(Clone, Debug)]
 pub enum Payload<'p> {
     /// The payload is empty.
@@ -23,17 +23,17 @@ pub enum Payload<'p> {
     Spans {
         /// The stretches.
         spans: &'p [Span<'p>],
-        /// The position of the first byte.
+        /// The position of the first byte, counted from the beginning of the first stretch.
         offset: usize,
         /// The number of bytes.
         length: usize,
     },
-    /// Ordinary bytes.
+    /// Bytes in ordinary memory, which no key names.
     Bytes(&'p [u8]),
 }
 
 impl<'p> Payload<'p> {
-    /// Returns a payload of all of `spans`.
+    /// Returns a payload of all bytes of `spans`.
     pub fn of_spans(spans: &'p [Span<'p>]) -> Self {
         match spans {
             [] => Self::Empty,
@@ -62,7 +62,7 @@ impl<'p> Payload<'p> {
         self.len() == 0
     }
 
-    /// Returns the part that begins at `offset` and has at most `length` bytes.
+    /// Returns the part that begins at byte `offset` and has `length` bytes, or fewer if the payload ends before.
     #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Payload<'p> {
         match *self {
@@ -87,7 +87,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Copies into `target`, as many bytes as both have.
+    /// Copies the payload into `target`, as many bytes as fit.
     #[inline]
     pub fn copy_to(&self, target: Span<'_>) {
         match *self {
@@ -108,14 +108,14 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Returns the bytes as an ordinary vector, for a link that does not deliver the frame at once.
+    /// Returns a copy of the bytes, for a link that does not deliver the frame at once.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.read(&mut bytes);
         bytes
     }
 
-    /// Copies into `bytes`, as many bytes as both have.
+    /// Copies the payload into `bytes`, as many bytes as fit.
     pub fn read(&self, bytes: &mut [u8]) {
         let most = self.len().min(bytes.len());
         let bytes = &mut bytes[..most];
@@ -133,7 +133,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Returns the first eight bytes as a native integer; 0 if there are fewer.
+    /// Returns the first eight bytes as an integer in this machine's byte order; 0 if the payload has fewer.
     pub fn word(&self) -> u64 {
         let mut bytes = [0; 8];
         if self.len() >= 8 {
@@ -157,7 +157,8 @@ fn pieces<'p>(
     })
 }
 
-/// Checks entries and gathers their memory. Entries of length 0 are skipped unchecked.
+/// Checks scatter/gather entries for the local use `user`, and adds their memory to `into`. Entries of length 0 are skipped
+/// unchecked.
 #[inline]
 pub(crate) fn gather<'p>(
     keys: &KeyTable,
@@ -183,7 +184,8 @@ pub(crate) fn gather<'p>(
     Ok(())
 }
 
-/// Copies `payload` into `targets`, beginning at their byte `offset`.
+/// Copies `payload` into the stretches `targets`, beginning at byte `offset` of all of them together. Bytes that do not fit
+/// are dropped.
 #[inline]
 pub fn scatter_at(targets: &[Span<'_>], offset: u64, payload: &Payload<'_>) {
     if let ([target], 0) = (targets, offset) {

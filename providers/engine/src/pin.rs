@@ -1,7 +1,8 @@
-//! Thread pins: they keep a region alive while it is being copied.
+//! Thread pins: while a thread holds one, the memory that it is copying is not freed.
 //!
-//! A thread pins itself once per doorbell. A thread that retires an object first makes it unreachable (clears its key),
-//! then passes the rest to [`after_grace`]. There is no count per region, on which two threads would contend.
+//! A thread pins itself once for each call that posts or delivers. A thread that retires an object first makes it
+//! unreachable (clears its key), then passes the rest to [`after_grace`]. There is no count per region, on which two
+//! threads would contend.
 //!
 //! # How it works
 //! Every thread has a slot on cache lines of its own, with a counter of its entries and exits: odd while it is inside. A
@@ -42,7 +43,7 @@ pub struct Pin {
     not_send: PhantomData<*mut ()>,
 }
 
-/// Pins this thread. Nested pins are free: the outermost one counts.
+/// Pins this thread until the result is dropped. A pin inside another one costs nothing, and the outermost one counts.
 #[inline]
 #[must_use]
 pub fn pin() -> Pin {
@@ -57,9 +58,9 @@ pub fn pin() -> Pin {
 }
 
 impl Pin {
-    /// This thread is about to access memory at `at`. Fetches the memory that it accesses the time after next if it
-    /// continues in steps of this length, as a program does that serves its queue pairs in turn: processors do not predict
-    /// accesses through a pointer and a lock.
+    /// Prefetches memory for a later access. This thread is about to access memory at `at`; if it continues in steps of
+    /// this length, as a program does that serves its queue pairs in turn, the fetched memory is that of the access after
+    /// the next. Processors do not predict accesses through a pointer and a lock.
     #[inline]
     pub fn look_ahead<T>(&self, at: &T) {
         let at = std::ptr::from_ref(at) as usize;
@@ -86,10 +87,10 @@ fn is_pinned() -> bool {
     own_slot().is_some_and(Slot::is_held)
 }
 
-/// Runs `f` when every pin that is held now has ended: at once if there is none.
+/// Runs `f` when every pin that any thread holds now has ended: at once if there is none.
 ///
-/// It runs on this thread or on the one whose pin ends last, unpinned and with no lock held. Call
-/// this after the object has been made unreachable, with no lock held.
+/// `f` runs on this thread or on the one whose pin ends last, unpinned and with no lock held. Call this with no lock held,
+/// after the object that `f` frees has been made unreachable.
 pub fn after_grace(f: impl FnOnce() + Send + 'static) {
     let mut registry = DOMAIN.registry.lock();
     let held = registry.snapshot();
@@ -112,13 +113,13 @@ pub fn after_grace(f: impl FnOnce() + Send + 'static) {
     run_ready();
 }
 
-/// Returns whether a callback waits for the pin of a thread, or is being run. Virtual time ends when no job is due; such a
-/// callback is due when another thread of the process has ended its pin.
+/// Returns whether a callback of [`after_grace`] waits for the pin of a thread, or is being run. Virtual time ends when no
+/// job is due, and such a callback is due when another thread of the process has ended its pin.
 pub fn is_any_deferred() -> bool {
     DEFERRED.load(Ordering::SeqCst) != 0
 }
 
-/// Callbacks of the process that wait or are being run. The model checker does not observe this counter.
+/// The number of callbacks of the process that wait or are being run. The model checker does not observe it.
 static DEFERRED: OwnUsize = OwnUsize::new(0);
 
 /// Counts a callback until it has been run.
@@ -137,7 +138,7 @@ impl Drop for Deferred {
     }
 }
 
-/// Runs the callbacks that have become ready, unless this thread is pinned.
+/// Runs the waiting callbacks whose pins have ended, unless this thread is pinned.
 #[cold]
 fn run_ready() {
     if is_pinned() {
@@ -150,13 +151,14 @@ fn run_ready() {
     ready.into_iter().for_each(|waiting| (waiting.run)());
 }
 
-/// Makes pins cheaper by a fence on all running threads of the process.
+/// Makes pins cheaper: a thread that pins itself executes no fence any longer; a thread that retires an object calls
+/// `fence` instead.
 ///
 /// On Linux that is `membarrier` with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, after registration. The first call applies.
 ///
 /// # Safety
-/// Every later call of `fence` must execute a fence on all running threads of the process before it returns. Pins of other
-/// threads would be overlooked, and the memory that they use would be freed.
+/// Every later call of `fence` must execute a fence on all running threads of the process before it returns. Otherwise pins
+/// of other threads are overlooked, and the memory that they use is freed.
 #[allow(unsafe_code)]
 pub unsafe fn use_process_fence(fence: fn()) {
     let mut registry = DOMAIN.registry.lock();
@@ -168,10 +170,10 @@ pub unsafe fn use_process_fence(fence: fn()) {
     }
 }
 
-/// One thread's place, on two cache lines of its own.
+/// The state of one thread's pins, on two cache lines of its own.
 #[repr(align(128))]
 struct Slot {
-    /// Entries and exits: odd while the thread is inside.
+    /// How often the thread has pinned and unpinned itself: odd while it is pinned.
     visits: AtomicU64,
     /// The number of nested pins. Only the owner uses it, so the model checker need not observe it.
     depth: OwnU32,
@@ -180,7 +182,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Adds a nested pin. Returns whether it is the first.
+    /// Counts one more nested pin. Returns whether it is the first.
     #[inline]
     fn descend(&self) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
@@ -188,7 +190,7 @@ impl Slot {
         depth == 0
     }
 
-    /// Removes a nested pin. Returns whether it was the last.
+    /// Counts one nested pin less. Returns whether it was the last.
     #[inline]
     fn ascend(&self) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
@@ -205,7 +207,7 @@ impl Slot {
         self.depth.load(Ordering::Relaxed) != 0
     }
 
-    /// Enters or leaves, and executes a fence.
+    /// Counts that the thread pins or unpins itself, and executes a fence.
     #[inline]
     fn step(&self) {
         let visits = self.visits.load(Ordering::Relaxed);
@@ -218,7 +220,7 @@ impl Slot {
     }
 }
 
-/// A slot that was odd in the snapshot.
+/// A slot that was odd in a snapshot, and the number that it had.
 struct Held {
     slot: &'static Slot,
     visits: u64,
@@ -260,7 +262,7 @@ impl Domain {
 struct Registry {
     /// The slots of all threads; the list only grows.
     slots: Vec<&'static Slot>,
-    /// Slots of threads that have ended.
+    /// Slots of threads that have ended, which new threads use again.
     idle: Vec<&'static Slot>,
     waiting: Vec<Waiting>,
     process_fence: Option<fn()>,
@@ -276,7 +278,7 @@ impl Registry {
         }
     }
 
-    /// Executes the fence of the retiring side.
+    /// Executes the fence of the thread that retires an object.
     fn fence(&self) {
         match self.process_fence {
             Some(fence) => fence(),
@@ -284,7 +286,7 @@ impl Registry {
         }
     }
 
-    /// Executes a fence, then notes which slots are odd.
+    /// Executes a fence, then returns the slots of the threads that are pinned.
     fn snapshot(&self) -> Vec<Held> {
         self.fence();
         let look = |&slot: &&'static Slot| {
@@ -346,12 +348,12 @@ fn begin_child(registry: &mut Registry) {
 
 #[cfg(not(loom))]
 thread_local! {
-    /// It has no destructor, so that the look-up is one load.
+    /// The slot of this thread. The variable has no destructor, so that reading it takes one load.
     static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
     static EXIT: Exit = const { Exit };
 }
 
-/// Returns the slot for the next thread when this one ends.
+/// Returns the slot to the registry when its thread ends, for the next thread.
 #[cfg(not(loom))]
 struct Exit;
 

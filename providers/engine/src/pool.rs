@@ -1,4 +1,4 @@
-//! A pool: values of one type side by side, each counted like an [`Arc`].
+//! A pool: values of one type in adjacent memory, each counted like an [`Arc`].
 //!
 //! Objects that the data path uses often are stored here in the order in which they were made, with nothing between them.
 //! So a program that serves its queue pairs in turn reads memory in order, and one that picks them at random finds them on
@@ -33,7 +33,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Makes a value, which may keep a reference to itself.
+    /// Makes a value in the pool. `make` gets a weak reference to the new value, which the value may store.
     pub fn make(&self, make: impl FnOnce(PoolWeak<T>) -> T) -> PoolRef<T> {
         let owner = Arc::new_cyclic(|me| {
             let value = make(PoolWeak(me.clone()));
@@ -49,7 +49,7 @@ impl<T> Pool<T> {
     }
 }
 
-/// A value of a pool. There is one for each value, in an [`Arc`] that counts the references.
+/// A value of a pool, together with its place there. There is one for each value, in an [`Arc`] that counts the references.
 pub struct Pooled<T> {
     at: NonNull<T>,
     places: Arc<Mutex<Book<T>>>,
@@ -90,17 +90,17 @@ unsafe impl<T: Send + Sync> Send for PoolRef<T> {}
 unsafe impl<T: Send + Sync> Sync for PoolRef<T> {}
 
 impl<T> PoolRef<T> {
-    /// Returns the owner that counts the references.
+    /// Returns the `Arc` that counts the references to the value.
     pub const fn owner(&self) -> &Arc<Pooled<T>> {
         &self.owner
     }
 
-    /// Returns the owner that counts the references, and drops this reference.
+    /// Converts this reference into the `Arc` that counts the references to the value.
     pub fn into_owner(self) -> Arc<Pooled<T>> {
         self.owner
     }
 
-    /// Returns a reference that keeps nothing alive.
+    /// Returns a weak reference, which does not keep the value alive.
     pub fn downgrade(&self) -> PoolWeak<T> {
         PoolWeak(Arc::downgrade(&self.owner))
     }
@@ -134,16 +134,16 @@ impl<T> Deref for PoolRef<T> {
     }
 }
 
-/// A reference that keeps nothing alive.
+/// A weak reference to a value of a pool, which does not keep the value alive.
 pub struct PoolWeak<T>(Weak<Pooled<T>>);
 
 impl<T> PoolWeak<T> {
-    /// Returns the value, unless it was dropped or is being made.
+    /// Returns a counted reference; `None` if the value was dropped or is still being made.
     pub fn upgrade(&self) -> Option<PoolRef<T>> {
         self.0.upgrade().map(PoolRef::from)
     }
 
-    /// Returns the owner that counts the references.
+    /// Returns the weak `Arc` reference to the value.
     pub const fn owner(&self) -> &Weak<Pooled<T>> {
         &self.0
     }
@@ -178,7 +178,7 @@ struct Chunk<T> {
 }
 
 impl<T> Chunk<T> {
-    /// Allocates a chunk of at least `places` places, or as many as a large page has.
+    /// Allocates a chunk for `places` values, or one of the size of a large page if they need as much.
     fn allocate(places: usize) -> Self {
         let least = Layout::array::<T>(places).expect("a chunk is small");
         let large = Layout::from_size_align(LARGE_PAGE, LARGE_PAGE).expect("a power of two");
@@ -205,7 +205,7 @@ impl<T> Chunk<T> {
     }
 }
 
-/// Bytes of the large pages of a system: 2 MiB.
+/// The size of the system's large pages in bytes: 2 MiB.
 pub const LARGE_PAGE: usize = 2 << 20;
 
 /// The function that asks the system to back a chunk with large pages.
@@ -218,7 +218,7 @@ pub fn use_large_pages(advise: fn(NonNull<[u8]>)) {
     ADVISE.get_or_make(|| advise);
 }
 
-/// Places of the first chunk. Each chunk has twice as many as the one before, until one fills a large page.
+/// The number of places of the first chunk. Each chunk has twice as many as the one before, until one fills a large page.
 const FIRST: usize = 8;
 
 impl<T> Book<T> {

@@ -4,7 +4,8 @@ use std::collections::{HashSet, VecDeque};
 
 use crate::sync::Mutex;
 
-/// The queue pair numbers of a range. A freed number rests before it is allocated again.
+/// Allocates queue pair numbers of a range. A freed number is allocated again only after all that were never used and all
+/// that were freed earlier.
 pub struct QpnPool {
     state: Mutex<State>,
 }
@@ -20,8 +21,8 @@ struct State {
 }
 
 impl QpnPool {
-    /// Creates a pool of the numbers from `first` to `end`, exclusive. 0 and 1 are never ordinary numbers. The first number
-    /// to be allocated is `after` numbers after `first`; after the last number follows `first`.
+    /// Creates a pool of the numbers from `first` to `end`, exclusive; 0 and 1 are never in it. The first number that it
+    /// allocates is `first + after`, modulo the size of the range. The number after the last one is `first`.
     pub fn new(first: u32, end: u32, after: u32) -> Self {
         let (first, end) = (first.max(2), end.min(0xff_ffff));
         let fresh = end.saturating_sub(first);
@@ -38,7 +39,8 @@ impl QpnPool {
         }
     }
 
-    /// Allocates a number: one that was never used if there is any, otherwise the one that has rested longest.
+    /// Allocates a number: one that was never used if there is any, otherwise the one that was freed first. `None` if all
+    /// are in use.
     pub fn allocate(&self) -> Option<u32> {
         let mut state = self.state.lock();
         let qpn = state.fresh().or_else(|| state.freed.pop_front())?;
@@ -46,7 +48,7 @@ impl QpnPool {
         Some(qpn)
     }
 
-    /// Frees a number.
+    /// Frees a number. One that is not in use is ignored.
     pub fn free(&self, qpn: u32) {
         let mut state = self.state.lock();
         if state.used.remove(&qpn) {

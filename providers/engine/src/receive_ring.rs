@@ -1,12 +1,13 @@
 //! The ring of receives that are posted on a queue pair.
 //!
-//! A slot takes half a cache line, a *segment*: its state, the request, one scatter entry. Each further segment has two
-//! more entries; the options of the queue pair determine how many there are. Programs post under a lock; the state of the
-//! one consumer is part of the queue pair's responder half, under its lock. The consumer writes only to that half: it only
-//! reads slots, so a program that posts many receives ahead saves it a cache miss for each.
+//! A slot takes half a cache line, a *segment*: its state, the `wr_id` and one scatter entry. Each further segment has two
+//! more entries, and the queue pair's `max_recv_sge` determines how many segments a slot has. Programs post under a lock.
+//! The state of the one consumer is part of the queue pair's responder half, under that half's lock. The consumer only
+//! reads slots and writes to that half, so it takes no cache miss for the slots of a program that posts many receives
+//! ahead.
 //!
 //! # Running dry
-//! A responder that finds no receive must not miss one that is being posted:
+//! A responder that finds no receive must not miss a receive that is being posted:
 //! - the poster releases its lock and calls [`ReceiveRing::take_starved`], which fences, then reads the flag;
 //! - the responder calls [`ReceiveRing::set_starved_and_recheck`], which sets the flag, fences, then reads the ring.
 //!
@@ -20,14 +21,14 @@ use verbs_api::{Sge, wr::ReceiveRequest};
 use crate::array::filled;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, full_fence};
 
-/// A scatter/gather entry as numbers.
+/// A scatter/gather entry as plain numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawSge {
-    /// Address.
+    /// The address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u32,
-    /// Local key.
+    /// The local key (L_Key).
     pub lkey: u32,
 }
 
@@ -42,24 +43,24 @@ impl From<&Sge> for RawSge {
     }
 }
 
-/// A scatter list; up to two entries need no allocation.
+/// The scatter entries of one receive; up to two need no allocation.
 pub type SmallSges = SmallVec<[RawSge; 2]>;
 
-/// A posted receive.
+/// A posted receive, as the ring returns it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Receive {
-    /// The program's number.
+    /// The program's `wr_id`.
     pub wr_id: u64,
-    /// The number of the buffer that the program lent with it; 0 if there is none.
+    /// The number of the loan: the buffer that the program lent with the receive; 0 if it lent none.
     pub loan: u32,
-    /// Whether the buffer is private, so that an ordinary copy may fill it.
+    /// Whether the memory is a private buffer, which the program has lent with the receive.
     pub private: bool,
-    /// The memory for the message.
+    /// The scatter entries: the memory in which a message is placed.
     pub sges: SmallSges,
 }
 
 impl Receive {
-    /// Converts a receive that a program posts.
+    /// Converts a receive request into the form that the ring stores.
     pub(crate) fn of(request: &ReceiveRequest<'_>) -> Self {
         let sges = request.data.sges();
         Self {
@@ -80,11 +81,11 @@ pub enum Refused {
     Memory,
 }
 
-/// A ring of posted receives.
+/// A ring of the receives that are posted on one queue pair.
 pub struct ReceiveRing {
     segments: OnceLock<Box<[Segment]>>,
     capacity: u32,
-    /// A power of two.
+    /// The number of slots, a power of two.
     slots: u32,
     /// The number of segments of a slot.
     length: u16,
@@ -96,7 +97,7 @@ impl ReceiveRing {
     /// post; a capacity of 0 needs none.
     ///
     /// # Panics
-    /// If `capacity` exceeds [`MAX_CAPACITY`], or `max_sge` what a slot can count.
+    /// If `capacity` exceeds [`MAX_CAPACITY`], or `max_sge` exceeds 65,535.
     pub fn new(capacity: u32, max_sge: u32) -> Self {
         assert!(capacity <= MAX_CAPACITY && u64::from(max_sge) <= NUM_SGE);
         let ring = Self {
@@ -113,15 +114,17 @@ impl ReceiveRing {
         ring
     }
 
-    /// Adds a receive. `producer` is this ring's, locked; `taken` is the position of its consumer.
+    /// Adds a receive to the ring. `producer` is this ring's producer state, which the caller has locked; `taken` is this
+    /// ring's position of the consumer.
     ///
-    /// The caller calls [`take_starved`](Self::take_starved) once after the batch, after it has released the lock.
+    /// After the last post of a batch, and after it has released the lock, the caller calls
+    /// [`take_starved`](Self::take_starved).
     ///
     /// # Errors
     /// The ring is full, or memory for its slots cannot be allocated.
     ///
     /// # Panics
-    /// If the receive has more entries than the ring's slots.
+    /// If the receive has more entries than a slot of the ring.
     #[inline]
     pub fn post(
         &self,
@@ -145,7 +148,7 @@ impl ReceiveRing {
         Ok(())
     }
 
-    /// Takes the oldest receive; `consumer` and `taken` are this ring's.
+    /// Takes the oldest posted receive; `None` if there is none. `consumer` and `taken` are those of this ring.
     #[inline]
     pub fn take(&self, consumer: &mut ReceiveConsumer, taken: &Taken) -> Option<Receive> {
         let receive = self.oldest(consumer)?.read();
@@ -153,14 +156,15 @@ impl ReceiveRing {
         Some(receive)
     }
 
-    /// Returns the one entry of the oldest receive, if it has exactly one and no lent buffer. The receive stays.
+    /// Returns the scatter entry of the oldest posted receive, if it has exactly one and no private buffer or loan. The
+    /// receive stays in the ring.
     #[inline]
     pub fn peek_one(&self, consumer: &ReceiveConsumer) -> Option<RawSge> {
         let slot = self.slot(self.segments.get()?, consumer.taken);
         (slot.state() == self.lap(consumer.taken) | 1).then(|| slot.entry(0))
     }
 
-    /// Takes the receive that [`peek_one`](Self::peek_one) found. Returns its number.
+    /// Takes the receive whose entry [`peek_one`](Self::peek_one) has returned. Returns its `wr_id`.
     #[inline]
     pub fn pop_one(&self, consumer: &mut ReceiveConsumer, taken: &Taken) -> u64 {
         let Some(segments) = self.segments.get() else {
@@ -174,16 +178,16 @@ impl ReceiveRing {
         wr_id
     }
 
-    /// Returns whether a receive waits.
+    /// Returns whether a receive is posted that was not taken yet.
     #[inline]
     pub fn has_one(&self, consumer: &ReceiveConsumer) -> bool {
         self.oldest(consumer).is_some()
     }
 
-    /// The consumer notes that there was no receive, then checks again.
+    /// Notes for the poster that the consumer has found no receive, then checks the ring again.
     ///
-    /// Returns `true` if there is one now: the note is withdrawn and the caller continues. After `false` the next post
-    /// resumes the peer.
+    /// Returns `true` if there is a receive now: the note is withdrawn and the caller continues. After `false` the next
+    /// post resumes the peer, whose message waits for a receive.
     #[must_use]
     pub fn set_starved_and_recheck(&self, consumer: &ReceiveConsumer) -> bool {
         self.starved.store(true, Ordering::Relaxed);
@@ -195,10 +199,10 @@ impl ReceiveRing {
         true
     }
 
-    /// The poster, after it has released the lock, checks whether the consumer ran dry and must be resumed.
+    /// Returns whether the consumer has found the ring empty and must be resumed. The poster calls this after it has
+    /// released the lock.
     ///
-    /// Returns `true` to one caller only. That caller resumes the consumer with no lock held; the consumer may find nothing
-    /// to do.
+    /// One caller only gets `true`. It resumes the consumer with no lock held, and the consumer may find nothing to do.
     #[must_use]
     #[inline]
     pub fn take_starved(&self) -> bool {
@@ -220,7 +224,8 @@ impl ReceiveRing {
         Slot(&segments[first..first + length])
     }
 
-    /// Returns the lap bit in the state of the receive with this number.
+    /// Returns the bit in a slot's state that shows that the slot holds the receive with this number, not that of the lap
+    /// before.
     #[inline]
     const fn lap(&self, number: u32) -> u64 {
         if number & self.slots == 0 { LAP } else { 0 }
@@ -233,23 +238,23 @@ impl ReceiveRing {
     }
 }
 
-/// The state of the side that posts, under its lock.
+/// The state that threads which post receives share. The producer lock protects it.
 #[derive(Debug, Default)]
 pub struct ReceiveProducer {
     /// The number of receives that were ever posted.
     posted: u32,
-    /// The number of receives that were ever taken, as last read.
+    /// The number of receives that were ever taken, as the producer last read it.
     taken: u32,
 }
 
 impl ReceiveProducer {
-    /// Returns how many receives wait.
+    /// Returns how many receives were posted and not taken yet.
     pub const fn ahead_of(&self, consumer: &ReceiveConsumer) -> u32 {
         self.posted.wrapping_sub(consumer.taken)
     }
 }
 
-/// The state of the side that takes receives, one for each ring. The responder owns it.
+/// The state of the side that takes receives, one for each ring, under the responder's lock.
 #[derive(Debug, Default)]
 pub struct ReceiveConsumer {
     /// The number of receives that were ever taken.
@@ -260,16 +265,16 @@ impl ReceiveConsumer {
     #[inline]
     fn step(&mut self, taken: &Taken) {
         self.taken = self.taken.wrapping_add(1);
-        // Release: the slot has been read before the poster sees this and writes it again.
+        // Release: the slot has been read before the poster sees the new number and writes the slot again.
         taken.0.store(self.taken, Ordering::Release);
     }
 }
 
-/// The position of the consumer, for the poster.
+/// The number of receives that the consumer has taken, which the poster reads to find free slots.
 #[derive(Debug, Default)]
 pub struct Taken(AtomicU32);
 
-/// A part of a slot.
+/// A part of a slot: half a cache line.
 #[derive(Default)]
 #[repr(align(32))]
 struct Segment([AtomicU64; WORDS]);
@@ -328,7 +333,8 @@ impl Slot<'_> {
     }
 }
 
-/// The largest capacity: the bit above a receive's slot number is its lap.
+/// The largest capacity of a ring. The bit above the slot number in a receive's number changes with each lap through the
+/// slots.
 pub const MAX_CAPACITY: u32 = 1 << 30;
 
 /// Words of a segment.
@@ -339,8 +345,8 @@ const STATE: usize = 0;
 const WR_ID: usize = 1;
 const ENTRIES: usize = 2;
 
-/// The parts of a state below the number of the lent buffer: the number of entries; a bit that is set in every other lap
-/// and shows that the slot was written; whether the buffer is private.
+/// The parts of a slot's state, below the number of the lent buffer: the number of entries; a bit that is set in every
+/// other lap through the ring, and so shows whether the slot was written in this lap; whether the buffer is private.
 const NUM_SGE: u64 = 0xffff;
 const LAP: u64 = 1 << 16;
 const PRIVATE: u64 = 1 << 17;

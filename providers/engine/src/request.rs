@@ -12,76 +12,77 @@ use verbs_api::{
     wr::{Data, SendFlags, UdDestination, WorkRequest},
 };
 
-/// The operation of a request, without its data.
+/// The operation of a send-queue request, without its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// Sends a message, with the value that it carries in addition.
+    /// Sends a message, possibly with immediate data or a key that the receiver invalidates.
     Send(SendExtra),
     /// Writes bytes to remote memory, possibly with four bytes of immediate data.
     Write(RemoteAddress, Option<[u8; 4]>),
-    /// Reads bytes from remote memory, and possibly invalidates a local key at the end.
+    /// Reads bytes from remote memory; then the device invalidates the local key, if there is one.
     Read(RemoteAddress, Option<LKey>),
-    /// Compares with the first number and swaps in the second.
+    /// Compares eight bytes of remote memory with the first number, and if they are equal replaces them by the second,
+    /// atomically.
     CompareSwap(RemoteAddress, u64, u64),
-    /// Adds a number.
+    /// Adds a number to eight bytes of remote memory atomically.
     FetchAdd(RemoteAddress, u64),
-    /// Writes eight bytes atomically.
+    /// Writes eight bytes to remote memory atomically.
     AtomicWrite(RemoteAddress),
-    /// Flushes a stretch of a region, or the whole region.
+    /// Makes earlier writes to a part of a remote region, or to the whole region, visible or persistent.
     Flush {
-        /// The beginning of the stretch.
+        /// The address and key of the first byte of the part.
         remote: RemoteAddress,
-        /// Bytes of the stretch.
+        /// The number of bytes of the part.
         length: u32,
-        /// How the bytes are flushed: visible globally, or persistent.
+        /// What the flush guarantees for the bytes: global visibility or persistence.
         placement: Access,
-        /// Whether the whole region is flushed.
+        /// Whether the whole region is flushed, instead of the part.
         whole_region: bool,
     },
-    /// Registers the memory of the request's page list.
+    /// Registers the memory of the request's page list (fast registration).
     FastRegister {
-        /// The key, with its new low byte.
+        /// The key of the region afterwards, with its new low byte.
         key: RKey,
-        /// The rights of the region.
+        /// The rights that the region grants.
         access: Access,
-        /// The address of the region's first byte.
+        /// The address by which requests name the region's first byte.
         iova: u64,
-        /// Bytes of the region.
+        /// The number of bytes of the region.
         length: u64,
     },
-    /// Invalidates a key.
+    /// Invalidates a key of the device on which the request is posted.
     LocalInvalidate(RKey),
     /// Binds a window to a part of a region.
     Bind {
-        /// The key of the window, with its new low byte.
+        /// The key of the window afterwards, with its new low byte.
         window: RKey,
-        /// The key of the region.
+        /// The local key of the region.
         region: LKey,
-        /// The first address of the part.
+        /// The address of the part's first byte.
         addr: u64,
-        /// Bytes of the part.
+        /// The number of bytes of the part.
         length: u64,
-        /// The rights of the window.
+        /// The rights that the window grants to peers.
         access: Access,
     },
     /// An operation of an extension.
     Extension(&'static ExtensionOperation),
 }
 
-/// The value that a message carries in addition to its bytes.
+/// What a sent message carries in addition to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SendExtra {
     /// The message carries only its bytes.
     #[default]
     Nothing,
-    /// Immediate data.
+    /// Four bytes of immediate data.
     Immediate([u8; 4]),
-    /// A key of the receiver to invalidate.
+    /// A key of the receiver, which the receiver invalidates.
     Invalidate(u32),
 }
 
 impl Op {
-    /// Returns whether it is carried out without a frame.
+    /// Returns whether the poster's device carries the operation out by itself, without a frame to the peer.
     pub const fn is_local(&self) -> bool {
         match self {
             Self::FastRegister { .. } | Self::LocalInvalidate(_) | Self::Bind { .. } => true,
@@ -90,7 +91,8 @@ impl Op {
         }
     }
 
-    /// Returns whether it reads remote memory or changes it atomically: a fence waits for such requests.
+    /// Returns whether the peer answers the operation with data or a flush: a read, an atomic, a flush or an extension's
+    /// operation. A fenced request waits for these.
     pub const fn is_read_or_atomic(&self) -> bool {
         match self {
             Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush { .. } => {
@@ -101,7 +103,7 @@ impl Op {
         }
     }
 
-    /// Returns the opcode of its completion.
+    /// Returns the opcode of the operation's completion.
     pub fn wc_opcode(&self) -> WcOpcode {
         match self {
             Self::Send(_) => WcOpcode::Send,
@@ -119,50 +121,50 @@ impl Op {
     }
 }
 
-/// The location of a request's bytes.
+/// Where the bytes of a request are.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'r> {
-    /// The bytes are in registered memory.
+    /// The bytes are in registered memory, which scatter/gather entries name.
     Sges(&'r [Sge]),
-    /// The bytes are in the request.
+    /// The bytes are in the request itself (inline data).
     Inline(&'r [u8]),
 }
 
-/// The destination of a datagram.
+/// The destination of a datagram, owned by the queue.
 #[derive(Clone)]
 pub struct Destination {
-    /// The route.
+    /// The address handle, which has the route.
     pub ah: Arc<dyn AhOps>,
-    /// The destination queue pair.
+    /// The number of the destination queue pair.
     pub qpn: u32,
     /// The Q_Key of the destination, as the request gives it.
     pub qkey: u32,
 }
 
-/// A request: the caller's own, or the queue's copy.
+/// A send-queue request as the engine uses it: a view of the caller's work request, or of the queue's copy.
 #[derive(Clone, Copy)]
 pub struct Request<'r> {
-    /// The program's number, which the completion returns.
+    /// The program's `wr_id`, which the completion returns.
     pub wr_id: u64,
-    /// Flags that say how it is carried out and reported.
+    /// The flags of the request, such as signaled, fenced and solicited.
     pub flags: SendFlags,
-    /// Whether the request uses private memory.
+    /// Whether the entries name private buffers, which the program has lent with the request.
     pub private: bool,
-    /// The buffers that the program lent with it.
+    /// The buffers that the program lent with the request.
     pub loan: Loan,
     /// The operation.
     pub op: Op,
-    /// The value of an extension's attribute that it carries.
+    /// The value of the attribute that an extension adds to the request; 0 if it has none.
     pub attribute: u32,
-    /// The location of its bytes.
+    /// Where the request's bytes are.
     pub source: Source<'r>,
-    /// The number of its bytes.
+    /// The number of bytes that the request transfers.
     pub length: u64,
-    /// The memory that a fast-register maps.
+    /// The page list whose memory a fast registration maps; `None` for other requests.
     pub pages: Option<&'r PageList>,
-    /// The destination of a datagram.
+    /// The destination of a datagram; `None` for other requests.
     pub destination: Option<DestinationRef<'r>>,
-    /// The body of an extension's request.
+    /// The body of an extension's request, of the length that its operation defines; empty for other requests.
     pub body: &'r [u8],
     /// The objects that an extension's request keeps alive.
     pub held: Option<&'r Held>,
@@ -185,7 +187,7 @@ impl DestinationRef<'_> {
         Destination { ah, qpn, qkey }
     }
 
-    /// Returns the route.
+    /// Returns the address handle, which has the route.
     pub fn ah(&self) -> &Arc<dyn AhOps> {
         match self {
             Self::Posted(to) => to.ah.ops(),
@@ -193,7 +195,7 @@ impl DestinationRef<'_> {
         }
     }
 
-    /// Returns the queue pair and its Q_Key.
+    /// Returns the number of the destination queue pair and the Q_Key in the request.
     pub fn qpn_and_qkey(&self) -> (u32, u32) {
         match self {
             Self::Posted(to) => (to.remote_qpn.value(), to.remote_qkey),
@@ -203,7 +205,7 @@ impl DestinationRef<'_> {
 }
 
 impl<'r> Request<'r> {
-    /// Returns the engine's view of a posted request.
+    /// Returns the engine's form of a posted work request. Nothing is copied.
     #[inline]
     pub fn of(request: &'r WorkRequest<'_>) -> Self {
         let (mut pages, mut destination) = (None, None);
@@ -289,7 +291,7 @@ impl<'r> Request<'r> {
     }
 }
 
-/// The bytes or scatter/gather entries of a queued request: one entry in place, more in a box.
+/// The scatter/gather entries or inline bytes of a queued request: one entry in place, more in a box.
 #[derive(Clone, Debug)]
 enum KeptSource {
     One(Sge),
@@ -297,20 +299,20 @@ enum KeptSource {
     Inline(Box<[u8]>),
 }
 
-/// A request that waits or is under way, stored in the queue.
+/// A request that waits or is under way, with its own copy of everything that the caller's request borrowed.
 #[derive(Clone)]
 pub struct QueuedRequest {
     wr_id: u64,
-    /// Its flags.
+    /// The flags of the request, such as signaled, fenced and solicited.
     pub flags: SendFlags,
     private: bool,
-    /// The buffers that the program lent with it.
+    /// The buffers that the program lent with the request.
     pub loan: Loan,
-    /// The operation.
+    /// The operation of the request.
     pub op: Op,
     attribute: u32,
     source: KeptSource,
-    /// The number of its bytes.
+    /// The number of bytes that the request transfers.
     pub length: u64,
     pages: Option<PageList>,
     destination: Option<Box<Destination>>,
@@ -319,7 +321,7 @@ pub struct QueuedRequest {
 }
 
 impl Default for QueuedRequest {
-    /// An empty message, which stands for a request while that is processed.
+    /// An empty message. It takes the place of a request in the queue while the driver processes that request.
     fn default() -> Self {
         Self {
             wr_id: 0,
@@ -339,7 +341,7 @@ impl Default for QueuedRequest {
 }
 
 impl QueuedRequest {
-    /// Stores a copy of a request.
+    /// Copies a request, so that it can wait in the queue.
     pub fn keep(request: &Request<'_>) -> Self {
         let source = match request.source {
             Source::Sges([sge]) => KeptSource::One(*sge),
@@ -362,7 +364,7 @@ impl QueuedRequest {
         }
     }
 
-    /// Returns the request.
+    /// Returns the engine's form of this request. Nothing is copied.
     pub fn request(&self) -> Request<'_> {
         Request {
             wr_id: self.wr_id,

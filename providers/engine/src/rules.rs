@@ -11,7 +11,8 @@ use crate::request::{Op, Request, Source};
 /// Declares the rules, with the names by which they are broken.
 macro_rules! rules {
     ($($(#[$about:meta])* $rule:ident = $name:literal,)*) => {
-        /// A rule. The documentation of each says what a device that breaks it does.
+        /// A rule of software devices. The comment of each rule says what a device does when a test makes it break the
+        /// rule.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Rule {
             $($(#[$about])* $rule,)*
@@ -22,7 +23,7 @@ macro_rules! rules {
             /// Every rule.
             pub const ALL: &[Self] = &[$(Self::$rule),*];
 
-            /// The name of the rule.
+            /// The name by which a test selects the rule.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$rule => $name,)*
@@ -33,79 +34,79 @@ macro_rules! rules {
 }
 
 rules! {
-    /// Requests after a failed one complete with success.
+    /// If broken, requests after a failed one complete with success instead of being flushed.
     FlushBehindError = "flush-behind-error",
-    /// InfiniBand: retries after a timeout never end.
+    /// If broken, an InfiniBand requester retries without end after timeouts.
     RetriesEnd = "retries-end",
-    /// An unreliable connection fails when a message finds no receive.
+    /// If broken, a queue pair of an unreliable connection fails when a message finds no receive.
     UnreliableLoss = "unreliable-loss",
-    /// Datagrams with any Q_Key are delivered.
+    /// If broken, datagrams with any Q_Key are delivered.
     DatagramQkey = "datagram-qkey",
-    /// A message longer than its receive is cut.
+    /// If broken, a message that is longer than its receive is cut, and the receive succeeds.
     ReceiveLength = "receive-length",
-    /// The immediate of a send is lost.
+    /// If broken, the immediate data of a send arrive as zeros.
     SendImmediate = "send-immediate",
-    /// The immediate of a write is lost.
+    /// If broken, the immediate data of a write arrive as zeros.
     WriteImmediate = "write-immediate",
-    /// A queue pair that lets peers write nothing lets them write.
+    /// If broken, peers may write through a queue pair whose access flags forbid that.
     QueuePairWrite = "queue-pair-write",
-    /// A queue pair that lets peers read nothing lets them read.
+    /// If broken, peers may read through a queue pair whose access flags forbid that.
     QueuePairRead = "queue-pair-read",
-    /// InfiniBand: the sink of a read must be open to peers.
+    /// If broken, InfiniBand requires that peers may write to the local memory of a read.
     LocalReadSink = "local-read-sink",
-    /// iWARP: the sink of a read need not be open to peers.
+    /// If broken, iWARP does not require that peers may write to the local memory of a read.
     OpenReadSink = "open-read-sink",
-    /// Compare-and-swap swaps also if the values differ.
+    /// If broken, a compare-and-swap swaps even if the values differ.
     CompareSwapCompares = "compare-swap-compares",
-    /// Inline bytes of a write are read after the post.
+    /// If broken, the device reads the inline bytes of a write only after the post, when the program may have changed them.
     InlineCopied = "inline-copied",
-    /// A send that finds no receive is not retried.
+    /// If broken, a send that finds no receive fails without a retry.
     RnrRetry = "rnr-retry",
-    /// Remote reads need no right of the region.
+    /// If broken, peers may read from a region that does not grant remote read.
     RegionReadRight = "region-read-right",
-    /// A reregistered region keeps its old rights.
+    /// If broken, a region that is registered again with other rights keeps its old rights.
     ReregisteredRights = "reregistered-rights",
-    /// A completion queue is resized although its pending completions do not fit.
+    /// If broken, a completion queue accepts a resize for which it holds too many completions.
     ResizeFits = "resize-fits",
-    /// No event reports that a shared receive queue has reached its limit.
+    /// If broken, no event reports that a shared receive queue has reached its limit.
     SrqLimitEvent = "srq-limit-event",
-    /// A datagram to a group reaches the members of all groups.
+    /// If broken, a datagram to a multicast group reaches the members of all groups.
     GroupMembersOnly = "group-members-only",
-    /// An atomic write to misaligned bytes changes the aligned ones before them.
+    /// If broken, an atomic write to a misaligned address writes to the aligned address before it.
     AtomicWriteAligned = "atomic-write-aligned",
-    /// Flushes need no right of the key.
+    /// If broken, a flush needs no right of the key.
     FlushRight = "flush-right",
-    /// A key that was invalidated still answers peers.
+    /// If broken, a fast-registered key still opens its memory to peers after it was invalidated.
     StaleKey = "stale-key",
-    /// Send-with-invalidate leaves the key of a region valid.
+    /// If broken, a send-with-invalidate leaves the key of a region valid.
     SendInvalidates = "send-invalidates",
-    /// A fenced invalidate overtakes reads.
+    /// If broken, a fenced local invalidate is carried out before earlier reads.
     InvalidateFence = "invalidate-fence",
-    /// A type-1 window opens its whole region.
+    /// If broken, a type-1 window opens its whole region instead of its part.
     Window1Range = "window-1-range",
-    /// A type-2 window opens its whole region.
+    /// If broken, a type-2 window opens its whole region instead of its part.
     Window2Range = "window-2-range",
-    /// A type-2 window answers every queue pair of its domain.
+    /// If broken, a type-2 window can be used through every queue pair of its protection domain.
     Window2QueuePair = "window-2-queue-pair",
-    /// A region with bound windows is deregistered, and the windows still open its memory.
+    /// If broken, a region with bound windows can be deregistered, and the windows still open its memory.
     RegionInUse = "region-in-use",
-    /// Read-with-invalidate leaves the key of its sink valid.
+    /// If broken, a read-with-invalidate leaves the local key valid.
     ReadInvalidates = "read-invalidates",
-    /// A zero-based window counts from the beginning of its region.
+    /// If broken, the addresses of a zero-based window count from the beginning of its region.
     ZeroBasedStart = "zero-based-start",
-    /// Bytes of a block list are read from the wrong position.
+    /// If broken, bytes of a block list are accessed at the wrong position.
     BlockOffset = "block-offset",
-    /// A window on a list with gaps begins where the list does.
+    /// If broken, a window on a list with gaps begins where the list does.
     GapWindowStart = "gap-window-start",
-    /// A carry of a masked fetch-and-add leaves its field.
+    /// If broken, a carry of a masked fetch-and-add changes the next field.
     MaskedCarry = "masked-carry",
-    /// Masked compare-and-swap compares all bits.
+    /// If broken, a masked compare-and-swap compares all bits.
     MaskedCompare = "masked-compare",
-    /// A queue pair gets its own multicasts although it blocks them.
+    /// If broken, a queue pair receives its own multicast datagrams although it blocks them.
     LoopbackBlocked = "loopback-blocked",
-    /// A receive completes without being visible outside its completion queue.
+    /// If broken, a receive completes without being seen outside its completion queue.
     ReceivesSeen = "receives-seen",
-    /// A request that names a shared receive queue goes to the first one of its domain.
+    /// If broken, a request that names a shared receive queue takes its receive from the first queue of its domain.
     NamedQueue = "named-queue",
 }
 
@@ -125,13 +126,15 @@ pub fn is_broken(rule: Rule) -> bool {
     cfg!(debug_assertions) && BROKEN.get() == Some(rule)
 }
 
-/// Returns whether the calling thread breaks any rule. Then no request takes the express path, which checks no rule.
+/// Returns whether the calling thread breaks any rule. Then no request takes the express path for ordinary requests, which
+/// checks no rule.
 #[inline(always)]
 pub fn is_any_broken() -> bool {
     cfg!(debug_assertions) && BROKEN.get().is_some()
 }
 
-/// Returns a write whose inline bytes are read after the program has overwritten them, and other requests unchanged.
+/// Returns a write whose inline bytes look as if the program had overwritten them before the device read them, and any
+/// other request unchanged.
 pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
     static LATER: [u8; 1024] = [0xff; 1024];
     match (request.op, request.source) {

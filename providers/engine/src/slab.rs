@@ -19,8 +19,8 @@ pub struct Slab<T> {
 }
 
 impl<T: Default + Sync> Slab<T> {
-    /// Creates an empty slab of at most `max` elements, which allocates no index below `first`: those can only be looked
-    /// up.
+    /// Creates an empty slab of at most `max` elements. The elements below `first` exist from the beginning, but their
+    /// indices are never allocated.
     ///
     /// # Panics
     /// If `max` exceeds [`MAX`] or `first` exceeds `max`.
@@ -42,7 +42,8 @@ impl<T: Default + Sync> Slab<T> {
         slab
     }
 
-    /// Allocates an index that is not in use. Returns `None` if all are, or if memory for more cannot be allocated.
+    /// Allocates an index that is not in use. Returns `None` if all are in use, or if memory for the element cannot be
+    /// allocated.
     pub fn allocate(&self) -> Option<u32> {
         let mut indices = self.indices.lock();
         let index = indices.next(self.max)?;
@@ -65,24 +66,24 @@ impl<T: Default + Sync> Slab<T> {
         indices.freed.push_back(index);
     }
 
-    /// The element at an index, whether in use or not; `None` if it was never created.
+    /// Returns the element at an index, whether the index is in use or not; `None` if the element was never created.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         let (chunk, offset) = locate(index)?;
         self.chunks.get(chunk)?.get()?.get(offset)
     }
 
-    /// The number of indices in use.
+    /// Returns the number of indices in use.
     pub fn in_use(&self) -> usize {
         self.indices.lock().allocated
     }
 
-    /// One more than the highest index that was ever allocated: the bound of a walk over all elements.
+    /// Returns one more than the highest index that was ever allocated: the bound of a walk over all elements.
     pub fn end(&self) -> u32 {
         self.indices.lock().fresh
     }
 
-    /// Creates the element of an index, with its chunk.
+    /// Creates the chunk of an index, with its elements, unless it exists. `None` if its memory cannot be allocated.
     fn grow(&self, index: u32) -> Option<()> {
         let (chunk, _) = locate(index)?;
         if self.chunks[chunk].get().is_none() {
@@ -103,7 +104,8 @@ struct Indices {
 }
 
 impl Indices {
-    /// Returns the index that was freed first if enough others rest, else a fresh one, else any freed one.
+    /// Returns the index that was freed first if more than `RESTING` rest, else a fresh one, else the one that was freed
+    /// first.
     fn next(&mut self, max: u32) -> Option<u32> {
         if self.freed.len() > RESTING || self.fresh == max {
             return self.freed.pop_front();
@@ -121,10 +123,10 @@ fn locate(index: u32) -> Option<(usize, usize)> {
     Some((chunk as usize, (shifted - (FIRST << chunk)) as usize))
 }
 
-/// The largest capacity: the number of values of the 24 bits of a key index or of a QP number.
+/// The largest number of elements: the number of values of the 24 bits of a key index or of a QP number.
 pub const MAX: u32 = 1 << 24;
 
-/// Elements of the first chunk.
+/// The number of elements of the first chunk.
 const FIRST: u32 = 64;
 
 /// The number of chunks for `MAX` elements.

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 
 use crate::sync::Mutex;
 
-/// Slots of each kind.
+/// Numbers of slots of a send queue, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) ordinary: u32,
-    /// Slots that are reserved for portable operations.
+    /// Slots that are reserved for portable operations, which the library makes of one or two requests.
     pub(crate) reserved: u32,
 }
 
@@ -22,7 +22,7 @@ impl Held {
     }
 }
 
-/// The slots of one send queue.
+/// The slots of one send queue that requests hold.
 #[derive(Default)]
 pub(crate) struct Slots(Mutex<State>);
 
@@ -40,12 +40,12 @@ impl Slots {
         self.0.lock().held
     }
 
-    /// Counts the slot of a posted request.
+    /// Notes that a posted request holds a slot, and whether that slot is a reserved one.
     pub(crate) fn take(&self, is_reserved: bool) {
         self.0.lock().held.add(is_reserved);
     }
 
-    /// The oldest request has completed; `is_told` says whether it has a completion to poll.
+    /// Notes that the oldest request has completed; `is_told` says whether it has a completion to poll.
     pub(crate) fn complete(&self, is_reserved: bool, is_told: bool) {
         let mut state = self.0.lock();
         state.completed.add(is_reserved);
@@ -55,7 +55,7 @@ impl Slots {
         }
     }
 
-    /// The program has polled the oldest completion.
+    /// Frees the slots that the oldest unpolled completion frees, because the program has polled it.
     pub(crate) fn polled(&self) {
         let mut state = self.0.lock();
         let freed = state.unpolled.pop_front().unwrap_or_default();
@@ -63,7 +63,7 @@ impl Slots {
         state.held.reserved = state.held.reserved.saturating_sub(freed.reserved);
     }
 
-    /// The queue was reset and is empty.
+    /// Frees all slots, because the queue was reset and is empty.
     pub(crate) fn reset(&self) {
         *self.0.lock() = State::default();
     }

@@ -19,13 +19,14 @@ use crate::lock::{Lock, LockClass};
 use crate::receive_ring::Receive;
 use crate::rules::{self, Rule};
 
-/// The registration of a shared receive queue that requests name. When it is dropped, no request finds the queue.
+/// The registration of a shared receive queue, by which requests of peers that name its number find it. Dropping it ends
+/// that.
 pub trait NamedSrq: Send + Sync {
-    /// The number by which requests name the queue.
+    /// Returns the number by which requests name the queue.
     fn srq_num(&self) -> u32;
 }
 
-/// A shared receive queue has failed.
+/// The error of taking a receive from a shared receive queue that has failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SrqFailed;
 
@@ -33,7 +34,7 @@ pub(crate) struct SrqFailed;
 pub struct Srq {
     me: Weak<Self>,
     id: ObjectId,
-    /// Protection domain against which the entries of its receives are checked.
+    /// The protection domain against which the entries of its receives are checked.
     pub pd: u32,
     max_sge: u32,
     events: Arc<dyn EventSink>,
@@ -49,11 +50,11 @@ struct State {
     destroyed: bool,
     failed: bool,
     starved: Starved,
-    /// The registration by which requests that name the queue find it.
+    /// The registration by which requests that name the queue find it; `None` if requests do not name it.
     place: Option<Box<dyn NamedSrq>>,
 }
 
-/// Queue pairs that found no receive, in order, each once however often it tries.
+/// Queue pairs that found no receive in the shared queue, in order. Each is listed once, however often it tries.
 #[derive(Default)]
 struct Starved {
     queue: Vec<Weak<dyn QpActions>>,
@@ -102,10 +103,11 @@ impl Srq {
         self.state.lock().place = Some(place);
     }
 
-    /// Returns the next receive. If there is none, `waiting` is resumed when one has been posted.
+    /// Takes the next posted receive. If there is none, this returns `None`, and the queue pair `waiting` is resumed when a
+    /// receive has been posted.
     ///
     /// # Errors
-    /// The queue has failed, and so does the queue pair that needs it.
+    /// The queue has failed. The queue pair that needs a receive then fails, too.
     pub(crate) fn take(
         &self,
         waiting: Option<Weak<dyn QpActions>>,
@@ -130,7 +132,8 @@ impl Srq {
         Ok(Some(receive))
     }
 
-    /// Fails the queue: its owner is notified, and each of its queue pairs fails when it next needs a receive.
+    /// Fails the queue: an event reports that to the program, and each of its queue pairs fails when it next needs a
+    /// receive.
     ///
     /// An emulated queue never fails by itself; this is for tests of programs that handle such a failure.
     pub fn fail(&self) {
@@ -140,7 +143,7 @@ impl Srq {
         }
     }
 
-    /// Returns whether no receive waits.
+    /// Returns whether no receive is posted.
     pub fn is_empty(&self) -> bool {
         self.state.lock().queue.is_empty()
     }

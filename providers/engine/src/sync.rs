@@ -47,7 +47,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// The threads of the model checker do not fork.
+/// Takes the place of the lock for forks: the threads of the model checker do not fork.
 #[cfg(loom)]
 pub type ForkLock<T> = Mutex<T>;
 
@@ -58,25 +58,25 @@ pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]
 impl<T> UnsafeCell<T> {
-    /// Wraps a value.
+    /// Wraps a value in a cell.
     pub const fn new(value: T) -> Self {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Passes a pointer for reading.
+    /// Calls `read` with a pointer to the value, which it may read.
     #[inline]
     pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
         read(self.0.get())
     }
 
-    /// Passes a pointer for writing.
+    /// Calls `write` with a pointer to the value, which it may write.
     #[inline]
     pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
         write(self.0.get())
     }
 }
 
-/// Fetches the cache line of an address before it is used.
+/// Prefetches the cache line of an address.
 #[inline]
 pub fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -108,7 +108,7 @@ impl<T> std::ops::Deref for Line<T> {
 #[repr(align(64))]
 pub struct CacheLine<T>(pub T);
 
-/// A sequentially consistent fence.
+/// Executes a sequentially consistent fence.
 ///
 /// On x86-64 this is a locked instruction on the stack, which takes half the time of `mfence` and orders ordinary loads and
 /// stores equally well.
@@ -124,7 +124,7 @@ pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Lets another thread run. Only here a waiting thread yields its processor.
+/// Yields the processor to another thread. The engine's waiting threads yield only here.
 #[cold]
 pub fn relax() {
     thread::yield_now();

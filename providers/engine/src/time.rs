@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Nanoseconds since a fixed moment.
+/// A moment: nanoseconds since a fixed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
@@ -20,7 +20,7 @@ impl Time {
     }
 }
 
-/// The host of an engine: supplies the time, and calls back when some has passed.
+/// The host of an engine: it supplies the time, and calls the network's `handle_timeout` when a job is due.
 ///
 /// The engine has no clock and no thread. Real devices run on a timer thread; tests run in virtual time.
 pub trait Host: Send + Sync + 'static {
@@ -33,20 +33,22 @@ pub trait Host: Send + Sync + 'static {
         self.now()
     }
 
-    /// Notes that a job is due at `at` ([`Time::NEVER`] is never passed): the host calls `handle_timeout` then. The engine
-    /// calls this often, from any thread, possibly with locks held, so the host must only note the time.
+    /// Notes that a job is due at `at` ([`Time::NEVER`] is never passed). The host then calls the network's
+    /// `handle_timeout`. The engine calls this often, from any thread, possibly with locks held, so the host must only note
+    /// the time.
     fn wake_at(&self, at: Time);
 
-    /// Returns a number that peers cannot guess. For repeatable runs it follows from a seed.
+    /// Returns a random number that peers cannot guess. In runs that must be repeatable it follows from a seed.
     fn random(&self) -> u64;
 }
 
-/// Acknowledge timeout: 4.096 µs x 2^code; `None` for 0, which never times out (IBTA 9.7.6.1.3).
+/// Returns the acknowledge timeout for this code: 4.096 µs x 2^code. `None` for code 0, which never times out (IBTA
+/// 9.7.6.1.3).
 pub fn ack_timeout(code: u8) -> Option<Duration> {
     (code != 0).then(|| Duration::from_nanos(4096 << code.min(31)))
 }
 
-/// Delay of an RNR NAK by timer code, in units of 10 µs (IBTA 9.7.5.2.8). Code 0 is the longest delay, not none.
+/// The delay of an RNR NAK for each timer code, in units of 10 µs (IBTA 9.7.5.2.8). Code 0 is the longest delay, not none.
 const RNR_DELAY: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::sync::Mutex;
 use crate::time::{Host, Time};
 
-/// A job that runs when its time has come, with no lock held.
+/// A job that runs when its time has come, with no lock held. It gets the current time.
 pub type Job = Box<dyn FnOnce(Time) + Send>;
 
-/// The jobs of one network, for all its devices.
+/// The jobs that all devices of one network have scheduled.
 pub struct Timers {
     host: Arc<dyn Host>,
     queue: Mutex<Queue>,
@@ -17,14 +17,14 @@ pub struct Timers {
 
 #[derive(Default)]
 struct Queue {
-    /// The jobs by time; those of one time are in the order in which they were added.
+    /// The scheduled jobs by time; jobs of one time are in the order in which they were added.
     jobs: BTreeMap<(Time, u64), Job>,
     added: u64,
-    /// The number of threads that run jobs.
+    /// The number of threads that run jobs at present.
     running: usize,
 }
 
-/// Marks a thread that runs jobs, also if one panics.
+/// Counts a thread that runs jobs until this is dropped, also if a job panics.
 struct Running<'t>(&'t Timers);
 
 impl Drop for Running<'_> {
@@ -34,7 +34,7 @@ impl Drop for Running<'_> {
 }
 
 impl Timers {
-    /// Creates timers without a job.
+    /// Creates timers without a job. `host` supplies the time.
     pub fn new(host: Arc<dyn Host>) -> Self {
         Self {
             host,
@@ -58,7 +58,7 @@ impl Timers {
         self.host.random()
     }
 
-    /// Runs `job` at `at`, or at the next check after it.
+    /// Schedules `job` for `at`. It runs in the first call of [`run_due`](Self::run_due) at or after that time.
     pub fn add(&self, at: Time, job: Job) {
         let mut queue = self.queue.lock();
         queue.added += 1;
@@ -76,12 +76,12 @@ impl Timers {
         self.host.wake_at(at);
     }
 
-    /// Returns when the first job is due.
+    /// Returns when the first job is due; `None` if there is no job.
     pub fn next(&self) -> Option<Time> {
         self.queue.lock().jobs.keys().next().map(|(at, _)| *at)
     }
 
-    /// Runs the jobs that are due at `now`. A job that adds itself again runs in the next call.
+    /// Runs the jobs that are due at `now` on the calling thread. A job that such a job adds runs in the next call.
     pub fn run_due(&self, now: Time) {
         let mut queue = self.queue.lock();
         let later = queue.jobs.split_off(&(now, u64::MAX));
@@ -92,7 +92,7 @@ impl Timers {
         due.into_values().for_each(|job| job(now));
     }
 
-    /// Returns whether no job is left, and none is running.
+    /// Returns whether no job is scheduled and none is running.
     pub fn is_idle(&self) -> bool {
         let queue = self.queue.lock();
         queue.jobs.is_empty() && queue.running == 0

@@ -9,22 +9,23 @@ use verbs_api::{Operations, WcStatus, wr::SendFlags};
 
 use crate::request::{Op, Request, SendExtra};
 
-/// An operation that was executed.
+/// An operation that a device has executed, as a trace reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracedOperation {
-    /// The queue pair that executed it.
+    /// The number of the queue pair that executed the operation.
     pub qpn: u32,
     /// The `wr_id` of the request.
     pub wr_id: u64,
-    /// The operation.
+    /// The kind of operation.
     pub operation: Operations,
     /// The flags with which the request was posted.
     pub flags: SendFlags,
-    /// The status with which it ended.
+    /// The status with which the operation ended.
     pub status: WcStatus,
 }
 
-/// Receives each operation. The device calls it with the queue pair locked, so it must only note the operation.
+/// A function that receives each executed operation. The device calls it with the queue pair locked, so it must only note
+/// the operation.
 pub type Trace = Arc<dyn Fn(TracedOperation) + Send + Sync>;
 
 impl TracedOperation {

@@ -26,41 +26,44 @@ use crate::qpn::QpnPool;
 use crate::request::Request;
 use crate::time::Time;
 
-/// The result of trying a request at once.
+/// How far a driver has carried out a request that it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
-    /// The request has completed, with this status and number of bytes read.
+    /// The request has completed with this status. The number is how many bytes a read, an atomic or an extension's
+    /// operation has returned.
     Done(WcStatus, u32),
-    /// The request has to wait or is under way: the engine keeps it in the queue.
+    /// The request has to wait, or is under way without an answer: the engine keeps it in the send queue.
     Keep,
-    /// All of the request has left, with these sequence numbers: the engine keeps it in the queue until it is answered.
+    /// All frames of the request have been sent, with these packet sequence numbers: the engine keeps it in the send queue
+    /// until the peer has answered.
     Sent {
-        /// The first sequence number.
+        /// The first packet sequence number.
         first: u32,
-        /// The number of sequence numbers.
+        /// How many packet sequence numbers the request takes.
         count: u32,
     },
 }
 
-/// A transport. See the [module](self).
+/// The driver of one transport. See the [module](self).
 ///
 /// Methods without a default are required, and the compiler names those that are missing.
 pub trait Driver: Sized + Send + Sync + 'static {
-    /// A frame's header, as a value.
+    /// The decoded header of one of the transport's frames.
     type Header: Clone + Debug + Send + Sync + 'static;
-    /// The transport's own state of a queue pair's sending half.
+    /// The transport's own state of a queue pair's sending half, the requester.
     type Requester: Default + Send + 'static;
-    /// The transport's own state of a queue pair's receiving half.
+    /// The transport's own state of a queue pair's receiving half, the responder.
     type Responder: Default + Send + 'static;
 
-    /// Returns the attributes of the device, before the linked emulations add their features.
+    /// Returns the attributes of the device. The emulations of extensions add their features later.
     fn attributes(&self) -> DeviceAttributes;
 
-    /// Returns the address of the device on its link, of the transport's kind.
+    /// Returns the address of the device on its network, of the kind that the transport's link uses.
     fn link_address(&self) -> LinkAddress;
 
-    /// Tries a request at once. No request [waits](Self::waits), and the queue pair is ready to send. If the request needs
-    /// [no frame](crate::request::Op::is_local), the queue is empty.
+    /// Tries to carry out a request at once. The engine calls this when the queue pair is in RTS and no earlier request
+    /// [waits](Self::waits) to leave; if the request needs [no frame](crate::request::Op::is_local), the send queue is
+    /// empty.
     fn execute(
         qp: &Qp<Self>,
         requester: &mut Requester<Self>,
@@ -68,15 +71,15 @@ pub trait Driver: Sized + Send + Sync + 'static {
         cx: &mut Cx<'_, Self>,
     ) -> Executed;
 
-    /// Returns whether a request of the queue has not left. Then the engine calls [`pump`](Self::pump), and later requests
-    /// wait after it. By default every request of the queue counts.
+    /// Returns whether the send queue has a request that was not sent completely. Then the engine queues later requests
+    /// after it and calls [`pump`](Self::pump). By default every queued request counts.
     fn waits(requester: &Requester<Self>) -> bool {
         !requester.queue.is_empty()
     }
 
-    /// Carries out as many of `requests` at once as need no further checks: the queue is empty, the network direct and the
-    /// queue pair ready to send. Returns how many, from the front; the others go through [`execute`](Self::execute). By
-    /// default none.
+    /// Carries out requests from the front of `requests`, as many as need no further checks, and returns how many. The
+    /// engine calls this when the send queue is empty, the network has no link and the queue pair is in RTS; it passes the
+    /// other requests to [`execute`](Self::execute). By default none is carried out.
     fn express(
         _qp: &Qp<Self>,
         _requester: &mut Requester<Self>,
@@ -86,10 +89,10 @@ pub trait Driver: Sized + Send + Sync + 'static {
         0
     }
 
-    /// Continues with the queue: starts the requests that link and peer allow.
+    /// Continues with the send queue: sends as many of its requests as the link and the peer allow.
     fn pump(qp: &Qp<Self>, requester: &mut Requester<Self>, cx: &mut Cx<'_, Self>);
 
-    /// A time that the queue pair requested with [`Qp::wake_at`] has come.
+    /// Handles a timer of the queue pair: a time for which it has called [`Qp::wake_at`] has come.
     fn handle_timeout(
         qp: &Qp<Self>,
         requester: &mut Requester<Self>,
@@ -97,14 +100,16 @@ pub trait Driver: Sized + Send + Sync + 'static {
         cx: &mut Cx<'_, Self>,
     );
 
-    /// A frame has arrived from the link.
+    /// Handles a frame that the link has delivered to this device.
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Self::Header>, cx: &mut Cx<'_, Self>);
 
-    /// Sends what the queue pair kept back until nothing more arrives. The network calls this for the queue pairs of
-    /// [`Network::settle_later`](crate::network::Network::settle_later), with no lock held.
+    /// Sends the acknowledges that the queue pair kept back while frames were arriving; by default there are none. The
+    /// network calls this for the queue pairs of [`Network::settle_later`](crate::network::Network::settle_later), with no
+    /// lock held.
     fn settle(_qp: &Qp<Self>, _cx: &mut Cx<'_, Self>) {}
 
-    /// Does the transport's part of a modify. The attributes were checked and take effect after this call.
+    /// Does the transport's part of a modify. The engine has checked the attributes, and sets the new state after this
+    /// call.
     fn modify(
         qp: &Qp<Self>,
         requester: &mut Requester<Self>,
@@ -113,34 +118,37 @@ pub trait Driver: Sized + Send + Sync + 'static {
         cx: &mut Cx<'_, Self>,
     );
 
-    /// Allocates a queue pair number; by default the engine's next.
+    /// Allocates the number of a new queue pair, by default from the engine's pool; `None` if no number is left.
     fn alloc_qpn(&self, engine: &QpnPool) -> Option<u32> {
         engine.allocate()
     }
 
-    /// Frees a queue pair number; by default the engine does, which ignores numbers that it did not allocate.
+    /// Frees the number of a destroyed queue pair. By default the engine's pool takes it, and ignores a number that it did
+    /// not allocate.
     fn free_qpn(&self, engine: &QpnPool, qpn: u32) {
         engine.free(qpn);
     }
 
-    /// The path MTU of a queue pair: by default the smaller of the requested one and the port's active one.
+    /// Returns the path MTU of a queue pair whose program requests `wanted` on a port with the active MTU `active`: by
+    /// default the smaller of the two.
     fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
         wanted.min(active)
     }
 
-    /// Returns whether the transport's requests name the shared receive queue of the peer for which they are meant, as
-    /// [`Addressing`](crate::emulation::Addressing) describes. Other devices gain no feature that needs this.
+    /// Returns whether requests of this transport can name the shared receive queue of the peer for which they are meant,
+    /// as [`Addressing`](crate::emulation::Addressing) describes. If not, the device gains no feature that needs this.
     fn addresses_receives(&self) -> bool {
         false
     }
 
-    /// How connections are made; by default no connection leaves the process.
+    /// Returns how connection managers on this device reach their peers: by default only within this process. `None` means
+    /// that they cannot make connections.
     fn carrier(_device: &Device<Self>) -> Option<Carrier> {
         Some(Carrier::InProcess)
     }
 
-    /// Checks a request before the queue takes it: a refused request consumes no slot. The engine does not call this for
-    /// requests that [`express`](Self::express) carries out.
+    /// Checks a posted request before the send queue takes it; a refused request takes no slot. The engine does not call
+    /// this for requests that [`express`](Self::express) carries out.
     ///
     /// # Errors
     /// The reason why the request is refused.
@@ -151,12 +159,13 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// Checks a path before an address handle or a connection uses it.
     ///
     /// # Errors
-    /// The field that is wrong.
+    /// The field of the path that is wrong.
     fn check_path(&self, _path: &AddressVector) -> Result<(), VerbError> {
         Ok(())
     }
 
-    /// Sends what the wire must carry before a queue pair in error is flushed; by default nothing.
+    /// Called when a request has failed with `status`, before the engine flushes the queue pair: the driver may prepare a
+    /// message to the peer about the failure, such as iWARP's Terminate. By default nothing happens.
     fn before_flush(
         _qp: &Qp<Self>,
         _requester: &mut Requester<Self>,
@@ -165,32 +174,33 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ) {
     }
 
-    /// The first valid packet has arrived since the queue pair became ready to receive. The caller holds the responder's
+    /// Called when the first valid packet since the queue pair entered RTR has arrived. The caller holds the responder's
     /// lock. By default nothing happens.
     fn first_arrival(_qp: &Qp<Self>, _cx: &mut Cx<'_, Self>) {}
 
-    /// The queue pair leaves its connection: it is in the error state, or is being reset or destroyed. The engine calls
-    /// this before it drops `requester.direct`, perhaps with the responder locked, perhaps several times. By default
-    /// nothing happens.
+    /// Ends the transport's connection of a queue pair that is in the error state, or is being reset or destroyed. The
+    /// engine calls this before it drops `requester.direct`, perhaps with the responder locked, perhaps several times. By
+    /// default nothing happens.
     fn disconnect(_qp: &Qp<Self>, _requester: &mut Requester<Self>, _cx: &mut Cx<'_, Self>) {}
 
-    /// A connection manager makes the connection: see [`verbs_api::Qp::keep_receives`]. By default nothing happens.
+    /// Notes that a connection manager makes the queue pair's connection, so that posted receives are kept when the peer
+    /// closes it: see [`verbs_api::Qp::keep_receives`]. By default nothing happens.
     fn keep_receives(_qp: &Qp<Self>) {}
 
-    /// Connects the queue pair to a peer that it reaches directly, now that it has become ready. By default the engine only
-    /// makes the requester continue.
+    /// Called after a modify to RTR or RTS: the driver may connect the queue pair to its peer, or resume a peer that waits
+    /// for it. By default nothing happens. In any case the engine resumes the queue pair's own requester afterwards.
     fn peer_ready(_qp: &QpRef<Self>, _cx: &mut Cx<'_, Self>) {}
 }
 
-/// A modify whose attributes were checked.
+/// A modify of a queue pair whose attributes the engine has checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
-    /// The state before.
+    /// The queue pair's state before the modify.
     pub from: QpState,
-    /// The state after.
+    /// The queue pair's state after the modify.
     pub to: QpState,
-    /// The attributes that are set now.
+    /// The attributes that this modify sets.
     pub given: &'a QpAttributes,
-    /// The attributes that are set now or were set before.
+    /// The attributes that this modify or an earlier one has set.
     pub all: &'a QpAttributes,
 }
