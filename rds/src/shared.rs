@@ -1,4 +1,4 @@
-//! The parts of a socket that its node uses too.
+//! The parts of a socket that the node accesses too, not only the socket itself.
 
 use crate::rdma::Keys;
 use crate::spin::Spin;
