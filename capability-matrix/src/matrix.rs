@@ -23,7 +23,7 @@ pub struct Matrix {
     pub rows: Vec<Row>,
 }
 
-/// A device of the matrix.
+/// A column of the matrix: one device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Column {
@@ -91,7 +91,7 @@ pub struct Row {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cell {
-    /// The claim of the device.
+    /// The claim of the device about the capability.
     pub claim: Claim,
     /// What the probes of the capability found; [`Proof::Untested`] if none were run.
     pub proof: Proof,

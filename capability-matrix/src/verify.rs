@@ -12,7 +12,7 @@ use crate::matrix::{Matrix, Proof, Section};
 pub struct Step<'a> {
     /// How many of all probes are done, including those that cannot run on their device.
     pub done: usize,
-    /// The number of all probes: each counts once for each device.
+    /// The number of all probes, where each counts once for each device.
     pub total: usize,
     /// The name of the device that is probed.
     pub device: &'a str,

@@ -105,12 +105,12 @@ async fn accept(
 }
 
 /// Connects a path: creates its QP and requests a connection from the given process, with this private data. Reports
-/// success or failure to the host.
+/// success or failure to the protocol.
 pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: ConnectData) {
     let Some(strong) = node.upgrade() else { return };
     if whom == Process::Leader && strong.lead() {
-        // The previous leader has gone and this node leads now. The path fails, so that the host requests the connection
-        // from the peer itself.
+        // The previous leader has gone and this node leads now. The path fails, so that the protocol requests the
+        // connection from the peer itself.
         return failed(&strong, made, None);
     }
     let to = match whom {
@@ -220,7 +220,7 @@ fn connected(node: &Weak<Node>, made: Made, qp: &Qp, connection: Connection, tol
     }
 }
 
-/// Waits for the end of an established connection and reports it to the host.
+/// Waits for the end of an established connection and reports it to the protocol.
 async fn watch(node: Weak<Node>, qp: Qp, ended: Started<(), ConnectError>) {
     // The reason for the end does not matter.
     let _ = ended.await;
@@ -232,8 +232,8 @@ async fn watch(node: Weak<Node>, qp: Qp, ended: Started<(), ConnectError>) {
     }
 }
 
-/// Reports to the host that an attempt to connect has failed. No effect if the host has given up this attempt, or has
-/// replaced its QP.
+/// Reports to the protocol that an attempt to connect has failed. No effect if the protocol has given up this attempt, or
+/// has replaced its QP.
 fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     node.with(|state| {
         if state.is_wanted(made, qp) {
@@ -242,7 +242,7 @@ fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     });
 }
 
-/// Ends the connection of a path, if it has one, destroys its QP, and then reports this to the host.
+/// Ends the connection of a path, if it has one, destroys its QP, and then reports this to the protocol.
 pub(crate) async fn end(node: Weak<Node>, path: PathId, link: Link) {
     discard(Weak::clone(&node), link).await;
     if let Some(node) = node.upgrade() {

@@ -32,7 +32,7 @@ pub enum RdsError {
     /// `ENOTCONN`: the socket is not bound, or the message has no destination.
     #[error("{0}")]
     NotConnected(&'static str),
-    /// `EADDRINUSE`: the port is in use; or `EINVAL`: the port is reserved.
+    /// `EADDRINUSE`: the port is in use; or `EINVAL`: port 1 was requested, which is reserved.
     #[error("{at}: {error}")]
     Port {
         /// The address and port that the socket should be bound to.
@@ -48,7 +48,7 @@ pub enum RdsError {
         at: SocketAddr,
         /// The error number of the system, or `EADDRNOTAVAIL`.
         errno: i32,
-        /// Why there is no device.
+        /// The error that says why there is no device.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// `ENOPROTOOPT`: the device at this address has another transport than the one that the socket has chosen.
@@ -63,7 +63,7 @@ pub enum RdsError {
     /// `EOPNOTSUPP`: the socket and the destination have addresses of different families, IPv4 and IPv6.
     #[error("{from} and {to} are of different families")]
     Family {
-        /// The socket's address.
+        /// The address that the socket is bound to.
         from: SocketAddr,
         /// The destination of the message.
         to: SocketAddr,

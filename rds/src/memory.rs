@@ -44,7 +44,7 @@ impl LocalMemory {
         }
     }
 
-    /// The length in bytes.
+    /// The length of the memory, in bytes.
     pub(crate) fn len(&self) -> usize {
         match &self.0 {
             Kind::Owned(range) => range.len(),

@@ -70,7 +70,7 @@ pub(crate) type Made = (PathId, u32);
 pub(crate) enum Purpose {
     /// A connection that this node requests for a path.
     Attempt(Made),
-    /// A connection that a peer has requested and the host has accepted.
+    /// A connection that a peer has requested and the protocol has accepted.
     Arrival(ArrivalId),
 }
 
@@ -81,7 +81,8 @@ enum Owner {
     Arrival(ArrivalId),
 }
 
-/// The driver of one local address: see the [module](self).
+/// The driver of one local address: it has the RDMA device, a QP for each path to a peer, and a thread that polls the CQ
+/// while no thread of the program does.
 pub(crate) struct Node {
     pub(crate) at: IpAddr,
     pub(crate) context: Context,
@@ -92,11 +93,11 @@ pub(crate) struct Node {
     state: Mutex<State>,
     sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
-    /// `Some` while this process is the leader of the address; the inner value is `None` if the leader's name could not be
-    /// taken.
+    /// `Some` while this process is the leader of the address, which peers connect to; the inner value is `None` if the
+    /// leader's name could not be taken.
     presence: Mutex<Option<Option<Presence>>>,
-    /// `Some` while this process is a member: the number of the leader, and the connection by which a thread notices the
-    /// leader's end.
+    /// `Some` while another process is the leader of the address, which peers connect to: its number, and the connection by
+    /// which a thread notices its end.
     followed: Mutex<Option<(u16, Followed)>>,
     tasks: Arc<Executor<'static>>,
     thread: OnceLock<Thread>,
@@ -125,7 +126,7 @@ pub(crate) struct State {
     pub(crate) host: NodeHost,
     /// The QP of each path, if it has one, indexed by the number of the path.
     links: Vec<Option<Link>>,
-    /// Connections that peers have requested and the host has accepted, and that no path has adopted yet.
+    /// Connections that peers have requested and the protocol has accepted, and that no path has adopted yet.
     arrivals: FxHashMap<ArrivalId, Arrival>,
     owners: FxHashMap<Qpn, Owner>,
     /// Paths that need further receives posted.
@@ -134,8 +135,8 @@ pub(crate) struct State {
     batch: Batch<'static>,
 }
 
-/// A connection that a peer has requested and the host has accepted, and that no path has adopted yet. Dropping it stops
-/// the task that accepts.
+/// A connection that a peer has requested and the protocol has accepted, and that no path has adopted yet. Dropping it
+/// stops the task that accepts.
 struct Arrival {
     link: Option<Link>,
     _accepting: Task<()>,
@@ -373,8 +374,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Makes this process the leader of the address, unless another process is. Returns whether this process is the leader
-    /// now.
+    /// Makes this process the leader of the address, which peers connect to, unless another process is. Returns whether
+    /// this process is the leader now.
     pub(crate) fn lead(self: &Arc<Self>) -> bool {
         let presence = self.presence.lock();
         let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
@@ -390,15 +391,15 @@ impl Node {
         self.lock().host.set_role(Role::Leader);
         *self.listener() = Some(listener);
         drop(presence);
-        // Actions of the host call callbacks of programs, which may close the node, so they run without the lock of
+        // Actions of the protocol call callbacks of programs, which may close the node, so they run without the lock of
         // `presence`.
         self.with(|_| ());
         self.spawn(connect::accept_all(Arc::downgrade(self)));
         true
     }
 
-    /// Starts a thread that reports the end of the leader, whose private data is `told`, to the host, unless a thread waits
-    /// for this leader already.
+    /// Starts a thread that notices the end of the leader of the address, whose private data is `told`, and reports it to
+    /// the protocol. No effect if a thread waits for this leader already.
     pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
         let leader = told.member;
         let followed = self.followed.lock();
@@ -434,7 +435,7 @@ impl Node {
         self.kick();
     }
 
-    /// Starts the task that accepts a peer's connection request, unless the host no longer wants it.
+    /// Starts the task that accepts a peer's connection request, unless the protocol no longer wants it.
     pub(crate) fn spawn_accepting(
         &self,
         arrival: ArrivalId,
@@ -463,7 +464,7 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the waiters of this socket from now on whenever the host reports a change of it.
+    /// Wakes the waiters of this socket from now on whenever the protocol reports a change of it.
     pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
         self.sockets().insert(socket, Arc::clone(shared));
     }
@@ -476,7 +477,8 @@ impl Node {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock, posts the requests that the host wants to send, and runs the actions that it asks for.
+    /// Runs `work` under the lock, posts the requests that the protocol wants to send, and runs the actions that it asks
+    /// for.
     pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let outcome = work(&mut state);
@@ -525,7 +527,7 @@ impl Node {
         }
     }
 
-    /// Carries out the actions of the host and releases the lock. Returns whether one of them was to wake a socket's
+    /// Carries out the actions of the protocol and releases the lock. Returns whether one of them was to wake a socket's
     /// waiters.
     fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> bool {
         let mut has_told = false;
@@ -633,7 +635,7 @@ impl Node {
     }
 
     /// Waits until these work requests of paths are complete. The wait ends in any case: if a peer takes longer than the
-    /// socket's patience, the host ends the connection, which flushes the requests.
+    /// socket's patience, the protocol ends the connection, which flushes the requests.
     pub(crate) fn wait_completed(self: &Arc<Self>, pending: &[(PathId, u64)]) {
         for &(path, request) in pending {
             let is_completed = |state: &mut State| {
@@ -780,8 +782,8 @@ pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Devi
 }
 
 impl State {
-    /// Adds the QP of a connection that is being established to its path or accepted request. Returns false if the host no
-    /// longer wants that connection.
+    /// Adds the QP of a connection that is being established to its path or accepted request. Returns false if the protocol
+    /// no longer wants that connection.
     pub(crate) fn add_link(&mut self, purpose: Purpose, qp: &Qp, receives: VecDeque<Slot>) -> bool {
         let link = Link {
             qp: qp.clone(),
@@ -847,8 +849,8 @@ impl State {
         self.take_early(node, path);
     }
 
-    /// Handles the end of a QP's connection: notifies the host if the QP belongs to a path. If it belongs to an accepted
-    /// request, returns that request, for the caller to withdraw.
+    /// Handles the end of a QP's connection: notifies the protocol if the QP belongs to a path. If it belongs to an
+    /// accepted request, returns that request, for the caller to withdraw.
     pub(crate) fn lost(&mut self, qp: &Qp) -> Option<ArrivalId> {
         match self.owners.get(&qp.qp_num()) {
             Some(&Owner::Path(path)) if self.has_link(path, qp) => self.host.handle_lost(path),
@@ -858,7 +860,7 @@ impl State {
         None
     }
 
-    /// Whether the host still wants this attempt to connect and, if `qp` is given, the path still has that QP.
+    /// Whether the protocol still wants this attempt to connect and, if `qp` is given, the path still has that QP.
     pub(crate) fn is_wanted(&self, (path, attempt): Made, qp: Option<&Qp>) -> bool {
         self.host.attempt(path) == Some(attempt) && qp.is_none_or(|qp| self.has_link(path, qp))
     }
@@ -1014,7 +1016,7 @@ impl State {
         }
     }
 
-    /// Posts the work requests that the host wants to send, on all paths.
+    /// Posts the work requests that the protocol wants to send, on all paths.
     fn transmit(&mut self, node: &Node) {
         while let Some(path) = self.host.next_ready() {
             if let Some(Some(link)) = self.links.get_mut(path.index())

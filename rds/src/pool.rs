@@ -16,7 +16,7 @@ const CHUNK: usize = 64;
 /// Payload bytes of a short slot: with its header it takes four cache lines.
 const SHORT: usize = 256 - HEADER;
 
-/// A pool of slots, which grows on demand: see the [module](self).
+/// A pool of slots of registered memory, for sends and receives, that grows on demand.
 pub(crate) struct Pool {
     pd: Pd,
     free: Mutex<Vec<Place>>,

@@ -4,7 +4,8 @@ use crate::rdma::Keys;
 use crate::spin::Spin;
 use crate::watch::Watch;
 
-/// The shared part of a socket: see the [module](self).
+/// The part of a socket that its node accesses too: its waiters, the keys of its registered memory, and how long its calls
+/// poll.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) watch: Watch,

@@ -85,7 +85,7 @@ impl Received {
     }
 }
 
-/// A reliable datagram socket. All clones are the same socket, which is closed when the last of them is dropped.
+/// A reliable datagram socket (RDS). All clones refer to the same socket, which is closed when the last of them is dropped.
 ///
 /// ```no_run
 /// use polyverbs_rds::RdsSocket;
@@ -325,7 +325,8 @@ impl RdsSocket {
         }
     }
 
-    /// Whether calls return [`WouldBlock`](RdsError::WouldBlock) or [`Congested`](RdsError::Congested) instead of blocking.
+    /// Sets whether calls that would have to wait return [`WouldBlock`](RdsError::WouldBlock) or
+    /// [`Congested`](RdsError::Congested) instead of blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.before().nonblocking = nonblocking;
     }

@@ -11,7 +11,8 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
-/// Wakes the waiters of one socket: see the [module](self). Without waiters, a wake-up costs one atomic load.
+/// The waiters of one socket: threads and tasks that wait for a change of its readiness, its callback, and its descriptor
+/// for `poll`. Without waiters, a wake-up costs one atomic load.
 #[derive(Default)]
 pub(crate) struct Watch {
     waiting: AtomicUsize,

@@ -28,7 +28,7 @@ struct Pending {
 }
 
 impl Builder {
-    /// Removes all requests.
+    /// Removes all requests that were built, and the error of a call.
     pub(crate) fn clear(&mut self) {
         self.requests.clear();
         self.entries.clear();

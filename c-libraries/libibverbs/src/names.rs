@@ -134,7 +134,7 @@ pub extern "C-unwind" fn mbps_to_rate(mbps: c_int) -> c_int {
     known.map_or(0, |&(code, _)| code)
 }
 
-/// Implements `ibv_rate_to_mult`: returns the rate as a multiple of 2.5 Gb/s, or -1 if it is none.
+/// Implements `ibv_rate_to_mult`: returns the rate as a multiple of 2.5 Gb/s, or -1 if it is not a multiple.
 pub extern "C-unwind" fn rate_to_mult(rate: c_int) -> c_int {
     match rate_to_mbps(rate) {
         mbps if mbps > 0 && mbps % SINGLE == 0 => mbps / SINGLE,

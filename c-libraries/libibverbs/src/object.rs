@@ -130,10 +130,10 @@ impl<C: 'static, T> Object<C, T> {
         Ok(())
     }
 
-    /// Frees the object at the address, unless it is a parent's: that is forgotten.
+    /// Frees the object at the address. One that this process has inherited from its parent is only forgotten.
     ///
     /// # Safety
-    /// As for [`own`](Self::own), and the object is not used any more.
+    /// As for [`own`](Self::own), and the program does not use the object after this call.
     pub unsafe fn destroy(at: *mut C) {
         if forget(at) {
             // SAFETY: `create` made it, it was live until now, and nobody else has it.

@@ -343,13 +343,13 @@ unsafe fn several(
     }
 }
 
-/// Posts a list as one thing: all of it, or nothing.
+/// Posts all requests of a list, or none if one of them cannot be posted.
 ///
 /// # Errors
 /// Why a request of the list cannot be posted.
 ///
 /// # Safety
-/// The queue pair is live, and the requests are a list that ends with null.
+/// The QP is live, and the requests are a list that ends with null.
 pub(crate) unsafe fn whole(qp: *mut IbvQp, first: *mut IbvSendWr) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };

@@ -179,7 +179,7 @@ unsafe fn release(info: &mut RdmaAddrinfo) {
 /// Implements `rdma_freeaddrinfo`.
 ///
 /// # Safety
-/// It is null or was returned by [`get`], and is not used any more.
+/// `info` is null or was returned by [`get`], and the program does not use it after this call.
 pub unsafe extern "C-unwind" fn free(info: *mut RdmaAddrinfo) {
     let mut next = info;
     while !next.is_null() {

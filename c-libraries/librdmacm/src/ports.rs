@@ -102,7 +102,7 @@ impl Port {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// The address with the port.
+    /// The address of the identifier, with the port that it has taken.
     pub(crate) const fn at(&self) -> SocketAddr {
         self.at
     }

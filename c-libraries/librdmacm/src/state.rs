@@ -55,7 +55,7 @@ pub struct State {
     pub remote: Option<SocketAddr>,
     /// Whether the program has called `rdma_resolve_route`.
     pub has_route: bool,
-    /// What the identifier is: a listener, one side of a connection, …
+    /// The role of the identifier: a listener, one side of a connection, …
     pub part: Part,
     /// The context and ID of the QP that the identifier connects.
     pub qp: Option<(Context, ObjectId)>,
@@ -100,28 +100,28 @@ unsafe impl Send for Template {}
 pub enum Part {
     /// The identifier has no role yet.
     Nothing,
-    /// It listens, on one or several devices.
+    /// The identifier listens, on one or several devices.
     Listening(Vec<DeviceListener>),
-    /// It stands for a connection request that the program has not answered.
+    /// The identifier stands for a connection request that the program has not answered.
     Asked(Incoming),
-    /// It stands for a datagram service request (SIDR) that the program has not answered.
+    /// The identifier stands for a datagram service request (SIDR) that the program has not answered.
     Questioned(DatagramQuestion),
     /// A call such as `rdma_connect` is in progress.
     Busy,
     /// The peer has accepted the connection, and the program has to call `rdma_establish`.
     Answered(Accepted),
-    /// It is one side of an established connection.
+    /// The identifier is one side of an established connection.
     Connected(Arc<Connection>),
-    /// It is a datagram service, or uses one.
+    /// The identifier is a datagram service, or uses one.
     Datagrams,
 }
 
 /// A listener on one device, for either kind of service.
 #[derive(Clone)]
 pub enum DeviceListener {
-    /// It listens for connection requests.
+    /// The listener is for connection requests.
     Connections(Arc<Listener>),
-    /// It listens for datagram service requests (SIDR).
+    /// The listener is for datagram service requests (SIDR).
     Datagrams(Arc<DatagramListener>),
 }
 

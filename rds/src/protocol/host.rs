@@ -21,8 +21,8 @@ use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 /// The minor versions of RDS protocol version 4 that this side accepts, as a bit mask: 4.0 and 4.1.
 const MINORS: u16 = 3;
 
-/// The value by which a member announces a port to the leader. It goes in the header extension that otherwise carries the
-/// number of paths.
+/// The value by which a member, a process that is not the leader, announces a port to the leader. It goes in the header
+/// extension that otherwise carries the number of paths.
 const HAS_PORT: u16 = 1;
 
 /// The mask of all 64 groups of ports.
@@ -41,8 +41,8 @@ const MOST_PEERS: usize = 1024;
 /// accepted, is still being completed. Until then it requests none itself.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How often the leader asks its driver for the process that has a port, and how long it keeps the messages for that port
-/// meanwhile.
+/// How often the leader, the process that peers connect to, asks its driver which process of the address has a port, and
+/// how long it keeps the messages for that port meanwhile.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 const WAIT_FOR_OWNER: Duration = Duration::from_secs(10);
 
@@ -163,7 +163,7 @@ pub enum Action {
     },
     /// End the connection of the path and destroy its queue pair. The driver answers with [`Host::handle_gone`].
     End(PathId),
-    /// Abandon the connection of an accepted request, which no path needs. The driver calls back nothing.
+    /// Abandon the connection of an accepted request, because no path needs it. No call of the driver follows.
     Withdraw(ArrivalId),
     /// Use the connection of an accepted request for the path, whose previous connection has ended. The driver answers with
     /// [`Host::handle_connected`].
@@ -176,7 +176,7 @@ pub enum Action {
         told: ConnectData,
     },
     /// Find out whether another process at the own address has this port. The driver answers with
-    /// [`Host::handle_port_free`] if none has; a process that has it announces it to the leader.
+    /// [`Host::handle_port_free`] if none has; a process that has it announces it by itself.
     FindOwner(u16),
     /// Wake the waiters of this socket, because its readiness may have changed.
     Wake(SocketId),
@@ -195,9 +195,9 @@ pub enum Action {
 pub enum Process {
     /// The process that listens on the peer's RDS port.
     Peer,
-    /// The leader at the own address.
+    /// The leader at the own address: the process that peers connect to, and that forwards messages of the others.
     Leader,
-    /// A member at the own address, by the port on which it listens for the leader.
+    /// Another process at the own address, a member, by the port on which it listens for connections from the leader.
     Member(u16),
 }
 
@@ -221,18 +221,20 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArrivalId(u64);
 
-/// A message that the leader keeps because no process has announced the port that the message is for.
+/// A message that the leader, the process that peers connect to, keeps because no process of the address has announced the
+/// port that the message is for.
 #[derive(Debug)]
 struct Parked<F, O> {
     address: IpAddr,
     message: Message<F, O>,
 }
 
-/// The messages that the leader keeps until it learns which process has one port.
+/// The messages that the leader, the process that peers connect to, keeps until it learns which process of the address has
+/// one port.
 #[derive(Debug)]
 struct Waiting<F, O> {
-    /// When the leader drops them, if no process has announced the port; `None` until the first call of `handle_timeout`,
-    /// which supplies the time.
+    /// When the leader drops these messages, if no process has announced the port; `None` until the first call of
+    /// `handle_timeout`, which supplies the time.
     until: Option<Duration>,
     asks_at: Duration,
     messages: Vec<Parked<F, O>>,
@@ -241,12 +243,12 @@ struct Waiting<F, O> {
 #[derive(Debug)]
 struct Peer<F, O> {
     address: IpAddr,
-    /// Only in a leader: the member that reaches `address` through this path. `None` for the leader's own path to that
-    /// address, which carries the messages of all its members.
+    /// Only in the leader, the process that peers connect to: the other process (member) whose messages with `address` go
+    /// over this path. `None` for the path to `address` itself, which carries the messages of all processes.
     member: Option<u16>,
     path: Path<F, O>,
     map: CongestionMap,
-    /// Only in the leader's paths to its members: the congested ports of the member.
+    /// Only in the leader's paths to members, the other processes of its address: the congested ports of the member.
     member_map: CongestionMap,
     /// No process was listening at the address and port of the last connection request.
     is_absent: bool,
@@ -256,17 +258,19 @@ struct Peer<F, O> {
     /// A socket could not send because of congestion and waits for the peer's next congestion map, so that the path has to
     /// stay connected.
     is_asked: bool,
-    /// The leader ([`ConnectData::member`]) through which the path was connected last; `None` if it never was connected.
+    /// The number ([`ConnectData::member`]) of the leader, the process at the own address through which the path was
+    /// connected last; `None` if the path never was connected.
     leader: Option<u16>,
     /// A connection that the peer has completed while the path still had one; the path adopts it as soon as the old one has
     /// ended.
     successor: Option<(ArrivalId, ConnectData)>,
-    /// The peer's sequence number of the last message that was delivered to a socket of this process, through any leader;
-    /// `None` if there was none. A retransmitted message up to it is a duplicate.
+    /// The peer's sequence number of the last message that was delivered to a socket of this process, directly or forwarded
+    /// by any leader; `None` if there was none. A retransmitted message up to it is a duplicate.
     delivered: Option<u64>,
     /// The incarnation of the peer whose messages `delivered` counts; 0 if the peer sends no incarnation.
     generation: u32,
-    /// Only in a leader's paths to its members: the peer's incarnation that the leader last sent to the member.
+    /// Only in the leader's paths to members, the other processes of its address: the peer's incarnation that the leader
+    /// last sent to the member.
     told_generation: u32,
     /// The value of [`Host`]'s counter `ends` when the last connection of the path ended, by which the least recently used
     /// peer is found.
@@ -279,7 +283,8 @@ struct Peer<F, O> {
 /// What the host remembers of an accepted connection request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
-    /// The peer's address and, in a leader, the member that reaches it through this host; together they select the path.
+    /// The peer's address and, in the leader, the other process of its address that reaches the peer through it; together
+    /// they select the path.
     key: (IpAddr, Option<u16>),
     /// The random number that the requesting process chose when it started.
     incarnation: u32,
@@ -352,7 +357,8 @@ pub struct PathInfo {
 pub struct Host<F, O> {
     address: IpAddr,
     role: Role,
-    /// The random number by which members distinguish this leader from the previous one.
+    /// The random number of this process as the leader of its address, by which the other processes distinguish it from a
+    /// previous leader.
     identity: u16,
     /// The random number by which peers recognize that this process has started anew.
     incarnation: u32,
@@ -368,15 +374,17 @@ pub struct Host<F, O> {
     next_arrival: u64,
     /// The number of connections that have ended since the start.
     ends: u64,
-    /// Only in a leader: the ports of its members' sockets, each with its member.
+    /// Only in the leader: the ports of sockets in the other processes of its address, each with its process.
     members: FxHashMap<u16, u16>,
     /// Messages whose port no process has announced, by port.
     waiting: BTreeMap<u16, Waiting<F, O>>,
     /// Congested ports of this process's sockets.
     map: CongestionMap,
-    /// Congested ports of this address in all its processes: the map that a leader sends to peers.
+    /// Congested ports of this address in all its processes: the map that the leader, the process that peers connect to,
+    /// sends to peers.
     exported: CongestionMap,
-    /// An empty map, which a member gets in place of the map of a peer that has not sent one.
+    /// An empty congestion map. The leader sends it to the other processes of its address in place of the map of a peer
+    /// that has not sent one.
     blank: CongestionMap,
     /// Counts the changes of congestion, so that a socket can find out whether there was one since it last checked.
     generation: u64,
@@ -410,8 +418,8 @@ impl<F: Fragment, O: Operation> Peer<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Host<F, O> {
-    /// A host of this local address without sockets and in the role of the leader. `seed` determines the ports and waiting
-    /// times that it chooses at random.
+    /// A host of this local address, without sockets, which takes the process for the leader of its address. `seed`
+    /// determines the ports and waiting times that it chooses at random.
     pub fn new(address: IpAddr, limits: HostLimits, seed: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         Self {
@@ -486,12 +494,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The random number, chosen at the start, by which peers and members recognize that this process has started anew.
+    /// The random number, chosen at the start, by which peers and the other processes of the address recognize that this
+    /// process has started anew.
     pub fn incarnation(&self) -> u32 {
         self.incarnation
     }
 
-    /// Whether this process is the leader of its address or a member.
+    /// Whether this process is the leader of its address, which peers connect to, or a member, which sends through the
+    /// leader.
     pub fn role(&self) -> Role {
         self.role
     }
@@ -559,8 +569,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         Ok((id, port))
     }
 
-    /// Announces a socket's port to the leader, which forwards messages for the port from then on. In the leader itself
-    /// nothing has to be sent.
+    /// Announces a socket's port to the leader, the process that peers connect to, which then forwards messages for the
+    /// port to this process. In the leader itself no message is sent.
     fn announce(&mut self, id: SocketId) {
         let Some(endpoint) = self.sockets.get_mut(&id) else {
             return;
@@ -578,8 +588,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.enqueue(self.address, None, announcement);
     }
 
-    /// Whether messages of peers reach the socket: in a member, whether the leader has acknowledged the announcement of its
-    /// port.
+    /// Whether messages of peers reach the socket. In a process that is not the leader of its address, they do once the
+    /// leader has acknowledged the announcement of the socket's port.
     pub fn is_announced(&self, socket: SocketId) -> bool {
         let endpoint = self.sockets.get(&socket);
         endpoint.is_some_and(|endpoint| endpoint.is_announced)
@@ -750,7 +760,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         Ok(())
     }
 
-    /// Keeps a message, in the leader, until another process announces its port or the port turns out to be free.
+    /// In the leader, the process that peers connect to: keeps a message until another process of the address announces its
+    /// port or the port turns out to be free.
     fn park(&mut self, address: IpAddr, mut message: Message<F, O>) {
         // The leader does not have the socket of this message: it is acknowledged only once another process has it.
         message.is_ack_required = true;
@@ -783,7 +794,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Notes that a member has this port, and sends it the messages that wait for the port, before any later one.
+    /// In the leader, the process that peers connect to: notes that another process of the address, `member`, has this
+    /// port, and sends it the messages that wait for the port, before any later one.
     fn handle_owner(&mut self, port: u16, member: u16) {
         self.members.insert(port, member);
         let waiting = self.waiting.remove(&port);
@@ -793,8 +805,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Queues a message for a member, in the leader. If the peer that sent the message has restarted, queues a report of
-    /// its new incarnation first, so that the member accepts sequence numbers that begin anew.
+    /// In the leader, the process that peers connect to: queues a message for another process of the address. If the peer
+    /// that sent the message has restarted, queues a report of its new incarnation first, so that the process accepts
+    /// sequence numbers that begin anew.
     fn enqueue_for_member(&mut self, address: IpAddr, member: u16, message: Message<F, O>) {
         let peer = self.by_address.get(&(address, None));
         let generation = peer.map_or(0, |peer| self.peers[peer.index()].generation);
@@ -1178,7 +1191,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Notes that a member has announced a port to this leader, or that it no longer has the port.
+    /// In the leader: notes that another process of the address has announced a port, or that it no longer has the port.
     fn handle_announced(&mut self, member: u16, message: &Arrived<F>) {
         let has_port = message.extensions.iter().next() == Some(Extension::Paths(HAS_PORT));
         if has_port {
@@ -1188,8 +1201,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Turns a message that has arrived into the one that the leader forwards to the next process. Its sender gets an
-    /// acknowledgement only when that process has acknowledged the forwarded message.
+    /// Turns a message that has arrived into the one that this process, the leader of its address, forwards to the next
+    /// process. Its sender gets an acknowledgement only when that process has acknowledged the forwarded message.
     fn passed_on(&mut self, path: PathId, message: Arrived<F>) -> Message<F, O> {
         let Peer {
             address,
@@ -1540,8 +1553,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.peers[path.index()].version = Version::V3_1;
     }
 
-    /// Notes that no process listens where the path's connection was requested. If the path leads to a member, that member
-    /// has ended.
+    /// Notes that no process listens where the path's connection was requested. If the path leads to another process of
+    /// this address, that process has ended.
     pub fn handle_absent(&mut self, path: PathId) {
         self.peers[path.index()].is_absent = true;
     }
@@ -1596,8 +1609,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.handle_timeout(now);
     }
 
-    /// Handles the end of a member, in the leader: gives up the messages for it. If the member connects again, it announces
-    /// its sockets again.
+    /// In the leader, the process that peers connect to: handles the end of another process of the address by giving up the
+    /// messages for it. If it connects again, it announces its sockets again.
     fn handle_member_gone(&mut self, member: Option<u16>) {
         self.members.retain(|_, of| Some(*of) != member);
         for number in 0..self.peers.len() {
@@ -1613,7 +1626,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// Ends the connections through a leader that has ended; `leader` is its number ([`ConnectData::member`]).
+    /// Ends the connections through the previous leader of the address, which has ended; `leader` is its number
+    /// ([`ConnectData::member`]).
     pub fn handle_leader_gone(&mut self, leader: u16) {
         for number in 0..self.peers.len() {
             if self.peers[number].leader == Some(leader) {
@@ -1704,7 +1718,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 }
 
-/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because a leader forwards only those.
+/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because forwarded messages carry only
+/// those.
 const fn is_after(one: u64, other: u64) -> bool {
     let distance = one.wrapping_sub(other) << 16;
     distance != 0 && distance <= 1 << 63

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use polyverbs_wire::rds::Extension;
 use smallvec::SmallVec;
 
-/// The port on which hosts and the processes of one host exchange messages about themselves; no socket can bind it.
+/// The port on which hosts, and the processes of one host, exchange messages about themselves; no socket can bind it.
 pub(crate) const PROBE_PORT: u16 = 1;
 
 /// The port of congestion maps, acknowledgements and pings; no socket can bind it.
@@ -43,7 +43,7 @@ pub struct SocketId(pub(crate) u32);
 pub struct PathId(pub(crate) u32);
 
 impl PathId {
-    /// The position of the path in tables; paths are numbered from 0.
+    /// The index of the path in tables; paths are numbered from 0.
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
@@ -94,8 +94,8 @@ pub enum Notify {
     Always,
 }
 
-/// The origin of a message that the leader forwards. Its sender gets an acknowledgement when the next process has
-/// acknowledged the forwarded message.
+/// The origin of a message that this process forwards between a peer and another process. Its sender gets an
+/// acknowledgement when the next process has acknowledged the forwarded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) path: PathId,
@@ -118,7 +118,7 @@ pub(crate) struct Message<F, O> {
     pub(crate) fragments: Fragments<F>,
     pub(crate) attached: Option<Attached<O>>,
     pub(crate) extension: Option<Extension>,
-    /// The extension by which the leader passes on the sequence number that the peer gave a forwarded message.
+    /// The header extension that carries the sequence number that the peer gave a forwarded message.
     pub(crate) passed: Option<Extension>,
     pub(crate) sequence: u64,
     pub(crate) is_ack_required: bool,

@@ -68,9 +68,10 @@ pub enum ProtocolError {
 pub(crate) enum Event<F> {
     /// A message for a socket has arrived completely.
     Arrived(Arrived<F>),
-    /// The leader reports that the peer has restarted and that this is its new incarnation.
+    /// The leader, the process that forwards the peer's messages, reports that the peer has restarted and that this is its
+    /// new incarnation.
     Generation(u32),
-    /// The peer's congestion map has arrived, in two fragments.
+    /// The peer's congestion map has arrived, in two fragments of 4096 bytes.
     Map(Fragments<F>),
     /// A message of this socket to this destination port left the send buffer: it was acknowledged or given up. It had this
     /// many bytes.
@@ -211,7 +212,8 @@ pub(crate) struct Path<F, O> {
     pub(crate) incarnation: u32,
     /// Counts the restarts of the peer; its sequence numbers begin anew after each.
     pub(crate) numbering: u32,
-    /// Whether this side answers pings itself. False where a leader forwards them between a member and a peer.
+    /// Whether this side answers pings itself. False where it forwards them between the peer and another process of this
+    /// address.
     pub(crate) answers_pings: bool,
     /// A fragment was refused and the connection is being ended: further fragments on it are ignored, apart from their
     /// acknowledgements.

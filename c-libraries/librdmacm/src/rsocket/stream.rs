@@ -243,7 +243,7 @@ impl Stream {
         })
     }
 
-    /// Sends a keep-alive if there was no traffic for [`SLICE`].
+    /// Sends a keep-alive if there was no traffic for [`SLICE`], one second.
     pub(crate) fn probe(&self) {
         self.look(State::probe);
     }

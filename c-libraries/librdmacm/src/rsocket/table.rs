@@ -114,7 +114,7 @@ impl Socket {
     /// The stream socket.
     ///
     /// # Errors
-    /// It is a datagram socket, which the call does not support.
+    /// `EOPNOTSUPP`: it is a datagram socket, which does not support the call.
     pub(crate) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
         match self {
             Self::Stream(stream) => Ok(stream),
