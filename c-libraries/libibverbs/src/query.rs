@@ -174,7 +174,7 @@ pub unsafe extern "C-unwind" fn query_device_ex(
 const GID_TABLE: usize = 16;
 
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
-    // The link layer flags of iWARP's ports: neither InfiniBand's nor those that need a GRH.
+    // The values of `link_layer`, of which Ethernet also stands for iWARP.
     const ETHERNET: u8 = 2;
     const INFINIBAND: u8 = 1;
     let lid = state.shared.listed.configured().lid();

@@ -66,11 +66,11 @@ pub struct HostLimits {
 /// receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowControl {
-    /// Only if the peer requests it.
+    /// A connection has flow control only if the peer requests it.
     Accepted,
     /// If the peer supports it: this side requests it, and connects without it if the peer does not answer with credits.
     Asked,
-    /// Always: this side requests it, and refuses or ends a connection whose peer does not support it.
+    /// This side requests flow control, and refuses or ends a connection whose peer does not support it.
     Required,
 }
 
@@ -1675,8 +1675,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         paths.chain(owners).min()
     }
 
-    /// Carries out the timeouts that are due at `now`: requests connections, ends those whose requests have not completed in
-    /// time, and gives up messages for ports that no process announces.
+    /// Carries out the timeouts that are due at `now`: requests connections, ends those whose requests have not completed
+    /// in time, and gives up messages for ports that no process announces.
     pub fn handle_timeout(&mut self, now: Duration) {
         for number in 0..self.peers.len() {
             let (path, peer) = (PathId(number as u32), &mut self.peers[number]);

@@ -78,7 +78,7 @@ fn queue(value: &[u8]) -> Result<u16, Errno> {
     Ok(number(value)?.clamp(FEWEST, MOST) as u16)
 }
 
-// A ring size that is at least the given one, and whose halves are whole pages.
+// The size of a ring: two halves, each of at least the given size and of whole pages.
 fn ring(value: &[u8]) -> Result<u32, Errno> {
     let wanted = number(value)?.clamp(LEAST_RING, MOST_RING / 2);
     Ok(wanted.next_multiple_of(LEAST_RING) * 2)
