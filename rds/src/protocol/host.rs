@@ -68,7 +68,7 @@ pub struct HostLimits {
 pub enum FlowControl {
     /// A connection has flow control only if the peer requests it.
     Accepted,
-    /// If the peer supports it: this side requests it, and connects without it if the peer does not answer with credits.
+    /// This side requests flow control, and connects without it if the peer does not answer with credits.
     Asked,
     /// This side requests flow control, and refuses or ends a connection whose peer does not support it.
     Required,
