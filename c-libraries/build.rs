@@ -1,5 +1,5 @@
-//! How the library is linked: versions, its name, all symbols bound when it is loaded, never unloaded (its threads run
-//! in it).
+//! Sets how the library is linked: with symbol versions and its name, all symbols bound when it is loaded, and never
+//! unloaded, because its threads run in it.
 
 fn main() {
     let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");

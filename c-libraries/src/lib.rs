@@ -1,12 +1,12 @@
 //! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44, each with its version.
 //!
-//! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs` and
-//! `polyverbs-librdmacm`. A symbol that is not implemented fails as unsupported. A test compares the
-//! symbols with the stored list.
+//! Each symbol is a jump to `entry::round`, which calls the function that implements it, in the crates
+//! `polyverbs-libibverbs` and `polyverbs-librdmacm`. A symbol that is not implemented fails with EOPNOTSUPP. A test
+//! compares the symbols with the stored list.
 // Versioned symbols can only be defined in assembly.
 #![allow(unsafe_code)]
 
-// Jumps to the entry of verbs with the function and its name.
+// Jumps to `entry::round` with the function and its name in two scratch registers.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     ($name:literal, $version:literal) => {
@@ -42,8 +42,8 @@ macro_rules! jump {
     };
 }
 
-/// Defines a symbol with a version. The assembler's name for it includes the version, since two versions of a name are two
-/// symbols.
+/// Defines a symbol of this version, which calls `function`. Its name in the assembler includes the version, because one
+/// name can have several versions.
 macro_rules! symbol {
     ($name:literal $at:literal $version:literal => $function:path) => {
         core::arch::global_asm!(
@@ -63,7 +63,8 @@ macro_rules! symbol {
     };
 }
 
-/// Defines a symbol that is not implemented: it fails as functions of its signature do.
+/// Defines a symbol that is not implemented. It calls the function `answer`, which returns the error value of its
+/// signature.
 macro_rules! absent {
     ($name:literal $at:literal $version:literal => $answer:ident) => {
         symbol! { $name $at $version => polyverbs_libibverbs::absent::$answer }
@@ -85,8 +86,8 @@ macro_rules! c_library {
     };
 }
 
-/// Interposes a function of the C library. Only programs that are linked already find it: who is linked with this library gets
-/// the C library's own.
+/// Interposes a function of the C library at run time. The version is not the default one, so that the linker does not
+/// choose it for programs that are linked with this library.
 macro_rules! interpose {
     ($name:literal => $module:ident::$function:ident) => {
         interpose! { $name, c_library!() => $module::$function }
@@ -142,12 +143,12 @@ interpose! { "sigaction" => signals::sigaction }
 interpose! { "signal" => signals::signal }
 #[cfg(target_arch = "x86_64")]
 interpose! { "sigprocmask" => signals::sigprocmask }
-// Of libpthread once, and of the C library since it has that within it.
+// glibc has this function in libpthread or, since 2.32, in the C library, so it has two versions.
 #[cfg(target_arch = "x86_64")]
 interpose! { "pthread_sigmask" => signals::pthread_sigmask }
 #[cfg(target_arch = "x86_64")]
 interpose! { "pthread_sigmask", "GLIBC_2.32" => signals::pthread_sigmask }
-// For the library that `polyverbs run` preloads, which comes before a sanitizer's.
+// Called by the library that `polyverbs run` preloads, because a sanitizer's functions come before those of this library.
 #[cfg(target_arch = "x86_64")]
 interpose! { "polyverbs_sigaction" => signals::sigaction }
 #[cfg(target_arch = "x86_64")]

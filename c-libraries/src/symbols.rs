@@ -1,4 +1,4 @@
-//! The symbols: one line for each symbol and version, with the function that implements it, if any.
+//! The exported symbols: one line for each symbol and version, with the function that implements it, if any.
 
 use polyverbs_libibverbs as libibverbs;
 use polyverbs_librdmacm as librdmacm;

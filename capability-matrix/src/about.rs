@@ -1,6 +1,6 @@
-//! One line about each row, for people who do not know the name.
+//! A short description of each row, for readers who do not know its name.
 
-/// The description of a service, an operation, a feature, a gap or a limit; empty for an unknown name.
+/// The description of a QP type, operation, feature, gap or limit with this name; empty for an unknown name.
 pub(crate) fn about(name: &str) -> &'static str {
     let found = ABOUT.iter().find(|(known, _)| *known == name);
     found.map_or("", |(_, about)| about)

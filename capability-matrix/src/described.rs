@@ -1,4 +1,5 @@
-//! The features that exist: those of the core, those of the extensions, and claimed bits that no extension describes.
+//! Collects the features that exist: those of the core, those of extensions, and bits that devices claim without an
+//! extension that describes them.
 
 use polyverbs::probe::Probe;
 use polyverbs::{
@@ -10,10 +11,10 @@ use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
 
 use crate::about::about;
 
-/// The extension name of features that belong to none.
+/// The extension name of features that belong to no extension.
 pub(crate) const CORE: &str = "core";
 
-/// A feature, its extension, and its probes.
+/// A feature with its extension and its probes.
 pub(crate) struct Described {
     pub(crate) extension: &'static str,
     pub(crate) info: FeatureInfo,
@@ -21,8 +22,8 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    /// The name of the feature in the matrix: that of the bit, preceded by that of its set if several extensions could have a bit
-    /// of this name.
+    /// The name of the feature in the matrix: the name of its bit, preceded by the name of its set where extensions could
+    /// use the same name for other bits.
     pub(crate) fn name(&self) -> String {
         let FeatureInfo { set, name, .. } = self.info;
         if CORE_FEATURES.iter().any(|known| known.set == set) || set == Features::SET {
@@ -46,7 +47,7 @@ impl Described {
     }
 }
 
-/// Every feature: the core's, then those of each extension, sorted by name.
+/// All features: those of the core first, then those of each extension, in the order of the extensions' names.
 pub(crate) fn described(devices: &[DeviceAttributes], extensions: &Extensions) -> Vec<Described> {
     let mut of_extensions = Vec::new();
     for extension in extensions.iter() {
@@ -85,7 +86,7 @@ pub(crate) fn described(devices: &[DeviceAttributes], extensions: &Extensions) -
     all
 }
 
-// The names that a device gives to the bits of a set: one for each, from the lowest bit up.
+// The bits that a device claims in sets of extensions, each with the name that the device gives it.
 fn claimed_bits(device: &DeviceAttributes) -> Vec<FeatureInfo> {
     let sets = device.extensions.iter();
     sets.flat_map(|set| {

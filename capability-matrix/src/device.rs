@@ -1,4 +1,4 @@
-//! One device as a value that can be written as JSON.
+//! The attributes of one device in a form that can be written as JSON.
 
 use polyverbs::{
     Limit,
@@ -7,57 +7,57 @@ use polyverbs::{
 };
 use serde::{Serialize, Serializer};
 
-/// Everything that a device reports about itself, by its verbs names.
+/// All that a device reports about itself, under the names of verbs.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
-    /// Unique among the devices.
+    /// The name of the device, which no other device has.
     pub name: String,
-    /// `"infiniband"` or `"iwarp"`.
+    /// The transport of the device: `"infiniband"` or `"iwarp"`.
     pub transport: &'static str,
-    /// The name of its provider.
+    /// The name of the provider that the device comes from.
     pub provider: &'static str,
-    /// Names of the opt-in abilities; those of an extension as `set::NAME`.
+    /// The names of the device's opt-in features; those of an extension have the form `set::NAME`.
     pub features: Vec<String>,
-    /// Names of the baseline abilities that this device lacks.
+    /// The names of the gaps: abilities of the baseline that this device lacks.
     pub gaps: Vec<&'static str>,
-    /// Numbers by attribute name.
+    /// The limits of the device, each under the name of its verbs attribute.
     #[serde(serialize_with = "limits")]
     pub limits: Limits,
-    /// `"none"`, `"hca"` or `"global"`.
+    /// The scope of atomics: `"none"`, `"hca"` or `"global"`.
     pub atomic_cap: &'static str,
     /// The scope of masked atomics: `"none"`, `"hca"` or `"global"`.
     pub masked_atomic_cap: &'static str,
-    /// One entry per port.
+    /// The ports of the device.
     pub ports: Vec<PortReport>,
 }
 
-/// Everything that a port reports about itself.
+/// All that a port reports about itself.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PortReport {
-    /// Counted from 1.
+    /// The number of the port, counted from 1.
     pub port: u8,
-    /// As in verbs: `"active"`, `"down"` ….
+    /// The state of the port, named as in verbs: `"active"`, `"down"` ….
     pub state: &'static str,
-    /// Names of its capabilities.
+    /// The names of the port's capability flags.
     pub caps: Vec<&'static str>,
-    /// The largest payload of a packet, in bytes.
+    /// The largest MTU that the port supports: the payload of a packet, in bytes.
     pub max_mtu: u32,
-    /// The payload of a packet that is in force, in bytes.
+    /// The MTU in use: the payload of a packet, in bytes.
     pub active_mtu: u32,
-    /// Its address on its link.
+    /// The address of the port on its link: an IP address, a MAC address, a LID, or a number within the process.
     pub address: String,
-    /// Global identifiers, by index.
+    /// The GID table of the port, by index.
     pub gids: Vec<String>,
-    /// Partition keys, by index.
+    /// The P_Key table of the port, by index.
     pub pkeys: Vec<u16>,
-    /// How many datagrams were refused because of a wrong Q_Key.
+    /// The number of datagrams that the port dropped because of a wrong Q_Key.
     pub qkey_viol_cntr: u32,
 }
 
 impl DeviceReport {
-    /// The report of a device with these attributes.
+    /// Makes the report of a device from its attributes.
     pub fn of(device: &DeviceAttributes) -> Self {
         let mut features: Vec<_> = feature_names(device.features)
             .into_iter()

@@ -1,4 +1,5 @@
-//! The matrix as one HTML page: no script, no other file, readable on a narrow screen and in the dark.
+//! Renders a matrix as one HTML page, without scripts and other files, that can be read on a narrow screen and in dark
+//! mode.
 
 use std::fmt::Write as _;
 
@@ -7,10 +8,11 @@ use polyverbs::probe::{Finding, Probe, ProbeResult, Verdict, Verified};
 use crate::device::DeviceReport;
 use crate::matrix::{Cell, Claim, Column, Matrix, Row, Section};
 
-/// The largest number of columns that fit a wide screen: their heads stay visible, and the page is not scrolled sideways.
+/// The most device columns that fit a wide screen. With more, the page is scrolled sideways and the column heads do not
+/// stay visible.
 const FEW: usize = 4;
 
-/// Writes to the page; writing to a string does not fail.
+/// Writes formatted text to the page; writing to a string cannot fail.
 macro_rules! put {
     ($page:expr, $($argument:tt)*) => {
         let _ = write!($page, $($argument)*);
@@ -18,7 +20,7 @@ macro_rules! put {
 }
 
 impl Matrix {
-    /// A page that needs no other file.
+    /// Renders the matrix as an HTML page that needs no other file.
     pub fn to_html(&self) -> String {
         let mut page = String::from(HEAD);
         put!(
@@ -53,7 +55,7 @@ impl Matrix {
         page
     }
 
-    // The verdicts on the features of a device, in words; empty if no probe was run.
+    // Counts the verdicts on the features of a device, in words; empty if no probes were run.
     fn found_of(&self, column: &Column) -> String {
         let of_device = || {
             let probed = self.probed();
@@ -109,7 +111,7 @@ impl Matrix {
         page.push_str("</nav>\n</header>\n");
     }
 
-    // Shows each mismatch, before everything else.
+    // Shows each mismatch at the top of the page.
     fn alarm(&self, page: &mut String) {
         if self.mismatches().next().is_none() {
             return;
@@ -215,7 +217,7 @@ impl Matrix {
         }
     }
 
-    // Shows every probe, with its evidence on each device.
+    // Shows each probe of a feature, with its evidence on each device.
     fn evidence(&self, page: &mut String, probed: &[Option<&Verified>]) {
         page.push_str("<div class=\"evidence\">\n");
         for (column, found) in self.columns.iter().zip(probed) {
@@ -367,7 +369,7 @@ fn pill(section: Section, cell: &Cell) -> String {
 fn class(section: Section, cell: &Cell) -> &'static str {
     match (&cell.claim, section) {
         (Claim::Number(_) | Claim::Bits(_), _) | (_, Section::Limits) => "number",
-        // A gap that a device does not have is an ability of it.
+        // A gap that the device does not have is an ability of the device.
         (claim, Section::Gaps) if !claim.is_absent() => "doubt",
         (claim, _) if claim.is_absent() => "no",
         _ => "yes",

@@ -1,16 +1,16 @@
-//! The matrix as JSON: the schema is in `docs/capability-matrix.md`.
+//! Renders a matrix as JSON. `docs/capability-matrix.md` describes the schema.
 
 use polyverbs::probe::Finding;
 use serde_json::{Map, Value, json};
 
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
-/// The number of the schema: it changes when a member changes its meaning or is removed, not when one is added.
+/// The version of the schema. It changes when a member is removed or changes its meaning, not when one is added.
 const SCHEMA: u32 = 1;
 
 impl Matrix {
-    /// An object with the names of the devices, a row for each feature, the other claims, and the attributes that each
-    /// device reports.
+    /// Renders the matrix as a JSON object: the names of the devices, a row for each feature, the other claims, and the
+    /// attributes that each device reports.
     pub fn to_json(&self) -> Value {
         let devices: Vec<_> = (self.columns.iter())
             .map(|column| &column.device.name)

@@ -1,4 +1,4 @@
-//! The matrix as Markdown.
+//! Renders a matrix as Markdown.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use polyverbs::probe::Verdict;
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
 impl Matrix {
-    /// A heading and a table for each section that has rows.
+    /// Renders a heading and a table for each section that has rows and, if probes were run, the reasons of mismatches.
     pub fn to_markdown(&self) -> String {
         let mut page = match self.is_verified() {
             true => format!("# What each device can do\n\n{}\n", self.summary()),
@@ -15,7 +15,7 @@ impl Matrix {
         };
         for section in Section::ALL {
             if self.section(section).next().is_some() {
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = write!(page, "\n## {}\n\n{}\n\n", section.title(), section.about());
                 page.push_str(&self.section_to_markdown(section));
             }
@@ -25,7 +25,7 @@ impl Matrix {
         page
     }
 
-    // A heading, and why each cell with this verdict has it; nothing where there is no such cell.
+    // Adds a heading, and for each cell with this verdict the reason of it. Adds nothing if there is no such cell.
     fn reasons(&self, page: &mut String, title: &str, verdict: Verdict) {
         let mut heading = Some(format!("\n## {title}\n\n"));
         for (row, column, found) in self.probed() {
@@ -38,7 +38,7 @@ impl Matrix {
         }
     }
 
-    /// The table of one section.
+    /// Renders the table of one section.
     pub fn section_to_markdown(&self, section: Section) -> String {
         let names: Vec<_> = self
             .columns
@@ -80,7 +80,7 @@ fn cell(cell: &Cell) -> String {
     }
 }
 
-// Escapes the characters that would end a cell of a table or begin a tag.
+// Escapes the characters that would end a table cell or begin an HTML tag.
 fn inert(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;")
 }

@@ -1,4 +1,4 @@
-//! The matrix: a column for each device, a row for each possible capability of a device.
+//! The matrix: a column for each device, and a row for each capability that a device may have.
 
 use polyverbs::probe::{Verdict, Verified};
 use polyverbs::qp::QpType;
@@ -13,42 +13,42 @@ use crate::about::about;
 use crate::described::{Described, described};
 use crate::device::{DeviceReport, scope};
 
-/// The capabilities of devices, side by side.
+/// The capabilities of several devices, next to each other.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Matrix {
-    /// The devices, in the order of the cells of each row.
+    /// The devices. Each row has its cells in the same order.
     pub columns: Vec<Column>,
-    /// The rows, those of one section together.
+    /// The rows. Those of one section are adjacent.
     pub rows: Vec<Row>,
 }
 
-/// A device of the matrix.
+/// A column of the matrix: one device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Column {
-    /// The attributes that it reports.
+    /// The attributes that the device reports.
     pub device: DeviceReport,
 }
 
-/// The subject of rows.
+/// The kind of capability that a row is about; a section of the rendered matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Section {
-    /// Features, which a program can require when it opens a device, and which probes verify.
+    /// Features, which a program can require when it opens a device, and which probes can verify.
     Features,
-    /// Work requests, and the services that take them.
+    /// Operations of the send queue, and the QP types that support them.
     Operations,
-    /// The abilities of the baseline that a device lacks.
+    /// Gaps: abilities of every other device that a device lacks.
     Gaps,
-    /// Limits, which are numbers.
+    /// Limits, such as the number of QPs.
     Limits,
 }
 
 impl Section {
-    /// Every section, in the order in which they are shown.
+    /// All sections, in the order in which they are shown.
     pub const ALL: [Self; 4] = [Self::Features, Self::Operations, Self::Gaps, Self::Limits];
 
-    /// The heading of the section.
+    /// The heading of the section in the rendered matrix.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Features => "Features",
@@ -58,7 +58,7 @@ impl Section {
         }
     }
 
-    /// The description of the section.
+    /// The sentence that explains the section in the rendered matrix.
     pub const fn about(self) -> &'static str {
         match self {
             Self::Features => {
@@ -71,49 +71,49 @@ impl Section {
     }
 }
 
-/// A capability that a device may have.
+/// A capability that a device may have, with the claim of each device.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Row {
-    /// The section of the row.
+    /// The kind of capability.
     pub section: Section,
-    /// The extension of a feature, or `"core"`. Empty in other sections.
+    /// The name of the extension that a feature belongs to, or `"core"`. Empty in other sections.
     pub extension: &'static str,
-    /// Its name in the API.
+    /// The name of the capability in the API.
     pub name: String,
-    /// One line that explains the name.
+    /// A few words that explain the name.
     pub about: &'static str,
-    /// A cell for each device.
+    /// The cells of the row, one for each device in the order of the columns.
     pub cells: Vec<Cell>,
 }
 
-/// The claim of one device about one row, and its proof.
+/// What one device claims about the capability of a row, and what probes found about the claim.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cell {
-    /// The claim of the device.
+    /// The claim of the device about the capability.
     pub claim: Claim,
-    /// The findings of the probes.
+    /// What the probes of the capability found; [`Proof::Untested`] if none were run.
     pub proof: Proof,
 }
 
-/// The claim of a device about a capability.
+/// What a device claims about a capability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The device has the capability.
+    /// The device has the capability; in the section of gaps, it has the gap.
     Yes,
-    /// The device lacks the capability.
+    /// The device does not have the capability; in the section of gaps, it does not have the gap.
     No,
-    /// The device has a limit of this value.
+    /// The limit of the device has this value.
     Number(u64),
-    /// The device has this set of bits.
+    /// The attribute of the device is this bit mask.
     Bits(u64),
-    /// The device has the capability in these forms.
+    /// The device has the capability in these forms, such as the QP types that support an operation; empty for none.
     Words(Vec<&'static str>),
 }
 
 impl Claim {
-    /// Whether the device claims to lack the capability.
+    /// Whether the device does not claim the capability: [`Claim::No`], or no forms of it.
     pub fn is_absent(&self) -> bool {
         match self {
             Self::No => true,
@@ -123,19 +123,19 @@ impl Claim {
     }
 }
 
-/// The findings of probes about a claim.
+/// What probes found about a claim.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Proof {
-    /// No probe was run.
+    /// No probe was run for this claim.
     #[default]
     Untested,
-    /// The probes of the feature were run on the device.
+    /// The probes of the feature were run on the device, with this result.
     Probed(Box<Verified>),
 }
 
 impl Proof {
-    /// The findings of the probes, if they were run.
+    /// The result of the probes; `None` if none were run.
     pub fn probed(&self) -> Option<&Verified> {
         match self {
             Self::Untested => None,
@@ -143,44 +143,44 @@ impl Proof {
         }
     }
 
-    /// The verdict on the claim, if probes were run.
+    /// The verdict of the probes on the claim; `None` if none were run.
     pub fn verdict(&self) -> Option<Verdict> {
         self.probed().map(|verified| verified.verdict)
     }
 }
 
-/// The number of cells for each verdict.
+/// The number of cells with each verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Features that are claimed and pass every probe.
+    /// Features that the device claims and whose probes all passed.
     pub verified: usize,
-    /// Features that are not claimed and are refused.
+    /// Features that the device does not claim and refuses.
     pub refused: usize,
-    /// Features that are claimed and fail, or that are not claimed and work.
+    /// Features that the device claims and that failed a probe, or that it does not claim and does not refuse.
     pub mismatch: usize,
-    /// Features for which no probe could be run.
+    /// Features for which no probe could run.
     pub not_verifiable: usize,
-    /// Probes that passed.
+    /// The number of probes that passed, of features that devices claim.
     pub probes_passed: usize,
 }
 
 impl Matrix {
-    /// The claims of these devices, with a row for each feature of every linked extension. No device is opened,
-    /// and no probe is run.
+    /// Makes the matrix of these devices with their claims only: a row for each feature of every linked extension,
+    /// operation, gap and limit. No device is opened, and no probe is run.
     ///
     /// # Errors
-    /// The linked extensions do not fit together.
+    /// Two linked extensions contradict each other, for example by having the same name.
     pub fn of(devices: &[Device]) -> Result<Self, RegistryError> {
         Ok(Self::with_extensions(devices, &Extensions::linked()?))
     }
 
-    /// The claims of these devices, with a row for each feature of `extensions`.
+    /// Makes the matrix of these devices with their claims only, and a row for each feature of `extensions`.
     pub fn with_extensions(devices: &[Device], extensions: &Extensions) -> Self {
         let devices: Vec<_> = devices.iter().map(Device::attributes).collect();
         Self::of_attributes(&devices, extensions)
     }
 
-    /// The claims of devices with these attributes.
+    /// Makes the matrix of devices with these attributes, with their claims only.
     pub fn of_attributes(devices: &[DeviceAttributes], extensions: &Extensions) -> Self {
         let mut gathering = Gathering {
             devices,
@@ -201,12 +201,12 @@ impl Matrix {
         }
     }
 
-    /// The rows of a section.
+    /// The rows of a section, in order.
     pub fn section(&self, section: Section) -> impl Iterator<Item = &Row> {
         self.rows.iter().filter(move |row| row.section == section)
     }
 
-    /// The extensions of the features, each with its rows, in the order of the rows.
+    /// The extensions that have features, each with the rows of its features.
     pub fn groups(&self) -> Vec<(&'static str, Vec<&Row>)> {
         let mut groups: Vec<(&'static str, Vec<&Row>)> = Vec::new();
         for row in self.section(Section::Features) {
@@ -218,19 +218,19 @@ impl Matrix {
         groups
     }
 
-    /// Whether probes were run.
+    /// Whether probes were run for at least one cell.
     pub fn is_verified(&self) -> bool {
         let mut cells = self.rows.iter().flat_map(|row| &row.cells);
         cells.any(|cell| cell.proof.probed().is_some())
     }
 
-    /// Each cell that is a mismatch: the row, the device and the findings.
+    /// The cells whose verdict is a mismatch, each with its row, its device and the result of its probes.
     pub fn mismatches(&self) -> impl Iterator<Item = (&Row, &Column, &Verified)> {
         self.probed()
             .filter(|(.., verified)| verified.verdict == Verdict::Mismatch)
     }
 
-    /// Each cell that was probed.
+    /// The cells for which probes were run, each with its row, its device and the result of its probes.
     pub fn probed(&self) -> impl Iterator<Item = (&Row, &Column, &Verified)> {
         self.rows.iter().flat_map(|row| {
             let cells = self.columns.iter().zip(&row.cells);
@@ -238,7 +238,7 @@ impl Matrix {
         })
     }
 
-    /// How many cells have each verdict.
+    /// Counts the cells of each verdict.
     pub fn tally(&self) -> Tally {
         let mut tally = Tally::default();
         for (.., verified) in self.probed() {
@@ -312,7 +312,7 @@ impl Gathering<'_> {
 
     fn gaps(&mut self) {
         for (name, gap) in BaselineGaps::all().iter_names() {
-            // Most gaps are those of no device; listing them would only lengthen the page.
+            // A gap that no device has gets no row, because most gaps would only lengthen the page.
             if self.devices.iter().any(|device| device.gaps.contains(gap)) {
                 self.row(Section::Gaps, name, |device| yes(device.gaps.contains(gap)));
             }
@@ -376,7 +376,7 @@ fn has_service(device: &DeviceAttributes, service: QpType) -> bool {
     !device.gaps.intersects(lacking)
 }
 
-// The operations for which a queue pair of this type can be created, according to the claims of the device.
+// The operations that a QP of this type supports, by the claims of the device.
 fn operations_of(device: &DeviceAttributes, service: QpType) -> Operations {
     if !has_service(device, service) {
         return Operations::empty();

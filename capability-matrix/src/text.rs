@@ -1,4 +1,4 @@
-//! The matrix as text for a terminal.
+//! Renders a matrix as text for a terminal.
 
 use std::fmt::{self, Write as _};
 
@@ -10,9 +10,9 @@ use polyverbs::probe::{Verdict, Verified};
 
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
-/// The width below which the descriptions of rows are left out.
+/// The width in columns below which the descriptions of rows are left out.
 const WIDE: usize = 64;
-/// The width from which on the columns of all devices have the same width.
+/// The width in columns from which on the columns of all devices have the same width.
 const ROOMY: usize = 100;
 
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -22,14 +22,14 @@ const DIM: Style = Style::new().dimmed();
 const BOLD: Style = Style::new().bold();
 
 impl Matrix {
-    /// A table for each section that has rows, then each mismatch with its evidence, in `width` columns. With `colours`,
-    /// escape sequences of a terminal.
+    /// Renders a table for each section that has rows and, if probes were run, each mismatch with its evidence. The text is
+    /// at most `width` columns wide where possible; with `colours` it contains escape sequences of a terminal.
     pub fn to_text(&self, width: usize, colours: bool) -> String {
         let mut text = String::new();
         for section in Section::ALL {
             if self.section(section).next().is_some() {
                 let gap = if text.is_empty() { "" } else { "\n" };
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = writeln!(
                     text,
                     "{gap}{}",
@@ -44,7 +44,7 @@ impl Matrix {
         text
     }
 
-    /// The table of one section, in `width` columns. If the width is small, the descriptions of the rows are left out.
+    /// Renders the table of one section, in `width` columns. Leaves out the descriptions of the rows if the width is small.
     pub fn section_to_text(&self, section: Section, width: usize, colours: bool) -> String {
         let rows: Vec<_> = self.section(section).collect();
         let table = self.text_table(section, rows, width);
@@ -124,7 +124,7 @@ impl Matrix {
         }
     }
 
-    /// How many cells have each verdict, in one line.
+    /// Counts the cells of each verdict in one line of text.
     pub fn summary(&self) -> String {
         let tally = self.tally();
         let mut parts = vec![
@@ -163,7 +163,7 @@ fn style_of(verdict: Verdict) -> Style {
     }
 }
 
-/// The text of a cell: the sign of the verdict and the number of its probes, or the claim.
+/// The text of a cell: the sign of its verdict and how many of its probes passed or, if none were run, the claim.
 fn shown(cell: &Cell) -> String {
     let Some(found) = cell.proof.probed() else {
         return cell.claim.to_string();
@@ -185,7 +185,8 @@ fn reason(found: &Verified) -> String {
     format!("{claim}{}", found.because)
 }
 
-// Colours each sign with its text afterwards, because the table is laid out without escape sequences.
+// Adds colours to a finished table, which is laid out without escape sequences. Each sign is coloured together with its
+// numbers.
 fn coloured(plain: &str) -> String {
     let mut text = String::new();
     for (index, line) in plain.lines().enumerate() {
@@ -193,7 +194,7 @@ fn coloured(plain: &str) -> String {
             text.push('\n');
         }
         if index < 2 {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "{BOLD}{line}{BOLD:#}");
             continue;
         }
@@ -220,7 +221,7 @@ fn coloured(plain: &str) -> String {
     text
 }
 
-// Lines of at most `width` columns, the later ones indented.
+// Breaks a line into lines of at most `width` columns, of which the later ones are indented.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in line.split(' ') {

@@ -1,4 +1,4 @@
-//! The probes of each feature, run on each device.
+//! Runs the conformance probes of each feature on each device.
 
 use polyverbs::probe::{Evidence, Probe, Rig, verify};
 use polyverbs::{Device, capability::FeatureBits, extension::Extensions, provider::RegistryError};
@@ -6,28 +6,30 @@ use polyverbs::{Device, capability::FeatureBits, extension::Extensions, provider
 use crate::described::described;
 use crate::matrix::{Matrix, Proof, Section};
 
-/// A probe that is about to be run.
+/// A probe that is about to run, for a progress report.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step<'a> {
-    /// How many of all probes are done, including those that cannot be run on their device.
+    /// How many of all probes are done, including those that cannot run on their device.
     pub done: usize,
-    /// The number of all probes: each counts once for each device.
+    /// The number of all probes, where each counts once for each device.
     pub total: usize,
-    /// The device.
+    /// The name of the device that is probed.
     pub device: &'a str,
-    /// The probe.
+    /// The probe that is about to run.
     pub probe: &'a Probe,
 }
 
 impl Matrix {
-    /// The claims of these devices, and the findings of the probes of every linked extension and of the core about each claim.
+    /// Makes the matrix of these devices: their claims, and what the probes of the core and of every linked extension found
+    /// about each claimed or unclaimed feature.
     ///
     /// Each probe opens its device twice, in real time. Where a probe checks that something does not happen, it waits fifty
-    /// milliseconds, unless the device is [idle](polyverbs::provider::DeviceOps::is_idle). `told` is called before each probe.
+    /// milliseconds, unless the device is [idle](polyverbs::provider::DeviceOps::is_idle). `told` is called before each
+    /// probe.
     ///
     /// # Errors
-    /// The linked extensions do not fit together.
+    /// Two linked extensions contradict each other, for example by having the same name.
     pub fn verified(
         devices: &[Device],
         told: &mut dyn FnMut(Step<'_>),
@@ -41,9 +43,9 @@ impl Matrix {
         ))
     }
 
-    /// The claims of these devices, and the findings of the probes of `extensions` and of the core about each claim. Every
-    /// probe gets a rig of its own: `rig` opens both ends for every feature that the device claims, and for the bits of
-    /// `beyond`.
+    /// Makes the matrix of these devices: their claims, and what the probes of the core and of `extensions` found about
+    /// each feature. `rig` is called for every probe, to open both ends of a connection for it: with every feature that the
+    /// device claims, and with the bits of `beyond`, which it may not claim.
     ///
     /// [`Rig::of_device`] opens the device twice, in real time. A device in a simulation is probed by the clock of the
     /// simulation:
@@ -74,7 +76,7 @@ impl Matrix {
         for (index, (device, attributes)) in devices.iter().zip(&attributes).enumerate() {
             let mut done = index * of_each;
             let rows = matrix.rows.iter_mut();
-            // The rows of this section are made of the features, in their order.
+            // The rows of this section were made from the same features, in the same order.
             let rows = rows.filter(|row| row.section == Section::Features);
             for (feature, row) in features.iter().zip(rows) {
                 let rig = |beyond: &[_]| rig(device, beyond);

@@ -1,4 +1,4 @@
-//! Connected services, and messages over them.
+//! Probes of the connected services, RC and UC, and of messages over them.
 
 use verbs_api::completion::WcOpcode;
 use verbs_api::event::EventType;
@@ -11,12 +11,12 @@ use verbs_api::{Access, PathOptions, RKey, RemoteAddress, WcStatus};
 
 use crate::{filled, fresh, statuses};
 
-/// What peers may do with the memory of most probes.
+/// The access that most probes grant to peers.
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 
-/// A far region for receives and for peers.
+/// A memory region of the far end, for its receives and for access by the peer.
 fn desk(rig: &Rig, length: usize) -> Result<Region, Evidence> {
     rig.far.region(length, OPEN)
 }
@@ -103,7 +103,8 @@ pub(crate) fn rc_large(rig: &Rig) -> Outcome {
     whole_message(rig, rig.rc()?)
 }
 
-/// A message of more than three packets, one byte more than a multiple of any MTU, by send and by write.
+/// Sends and writes a message of more than three packets, one byte longer than a multiple of any MTU, and checks that it
+/// arrives whole.
 fn whole_message(rig: &Rig, pair: Pair) -> Outcome {
     let length = 3 * 4096 + 1;
     let desk = desk(rig, 1 << 15)?;
@@ -143,7 +144,7 @@ pub(crate) fn uc_is_no_rc(rig: &Rig) -> Outcome {
         pair.near.post_one(read).is_err(),
         "a queue pair of unreliable connections takes a read"
     );
-    // Without a receive a message is lost, and nobody fails.
+    // A message that finds no receive is lost without an error on either side.
     rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)?))?;
     rig.nothing_on(&pair.far.cq)?;
     ensure_eq!(
@@ -361,7 +362,7 @@ pub(crate) fn local_sink(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// What a device does that lacks the feature: the read fails before anything is asked of the peer.
+// A device without the feature has to fail the read before it sends a request to the peer.
 // covers 2.60
 pub(crate) fn local_sink_refused(rig: &Rig) -> Outcome {
     let (pair, desk) = (rig.rc()?, desk(rig, 64)?);
@@ -439,7 +440,7 @@ pub(crate) fn rnr(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// What a device does that lacks the feature: the message that finds no receive ends the connection.
+// On a device without the feature, a message that finds no receive has to end the connection.
 // covers 3.51
 pub(crate) fn no_rnr(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;

@@ -1,4 +1,4 @@
-//! Unreliable datagrams, and groups.
+//! Probes of unreliable datagrams and multicast groups.
 
 use verbs_api::completion::WcFlags;
 use verbs_api::ids::{Gid, Qpn};
@@ -11,10 +11,10 @@ use crate::filled;
 
 const QKEY: u32 = 0x1111;
 
-/// Bytes in front of each datagram in its receive.
+/// The bytes that precede the data of each datagram in its receive: the room for a GRH.
 const ROUTING_HEADER: usize = 40;
 
-/// A queue pair for datagrams, ready, of the near end or of the far one.
+/// A UD QP of the near or the far end, in the state RTS.
 fn ready(rig: &Rig, near: bool) -> Result<Side, Evidence> {
     let end = if near { &rig.near } else { &rig.far };
     let side = end.side(QpType::Ud)?;
@@ -22,7 +22,7 @@ fn ready(rig: &Rig, near: bool) -> Result<Side, Evidence> {
     Ok(side)
 }
 
-/// How the near end addresses a queue pair.
+/// The destination by which the near end sends datagrams to the QP of `far`, with this Q_Key.
 fn towards(rig: &Rig, far: &Side, remote_qkey: u32) -> Result<UdDestination, Evidence> {
     let at = far.endpoint()?;
     let path = rig.near.context.path_to(1, at.address, at.gid)?;
@@ -33,7 +33,7 @@ fn towards(rig: &Rig, far: &Side, remote_qkey: u32) -> Result<UdDestination, Evi
     })
 }
 
-/// A far side that is ready, with a receive of 256 bytes.
+/// A UD QP of the far end in the state RTS, with one posted receive of 256 bytes.
 fn listener(rig: &Rig, desk: &Region, offset: usize) -> Result<Side, Evidence> {
     let side = ready(rig, false)?;
     side.receive(desk, offset, 256)?;
@@ -87,7 +87,7 @@ pub(crate) fn no_room(rig: &Rig) -> Outcome {
     let desk = rig.far.region(4096, Access::LOCAL_WRITE)?;
     let (near, far) = (ready(rig, true)?, ready(rig, false)?);
     let to = towards(rig, &far, QKEY)?;
-    // Without a receive, and with one that is too short: lost, and nobody fails.
+    // A datagram that finds no receive, or one that is too short, is lost without an error on either side.
     rig.succeeds(&near, Send::new(rig.scratch.sge(0, 8)?).to(&to))?;
     rig.nothing_on(&far.cq)?;
     far.receive(&desk, 0, ROUTING_HEADER as u32 + 100)?;

@@ -1,7 +1,7 @@
-//! The core's own features, and the probes that prove them.
+//! The features of the core, and the conformance probes that prove them.
 //!
-//! An extension brings its probes along. Here are those of the [baseline](Baseline) and of the bits that no extension has, listed as
-//! an extension would list them.
+//! An extension has its own features and probes. This crate lists, in the same form, those of the [baseline](Baseline),
+//! which every device has unless it lists a gap, and of the opt-in bits that belong to no extension.
 #![forbid(unsafe_code)]
 
 mod connections;
@@ -19,7 +19,8 @@ macro_rules! features {
     ($($name:ident = $set:ident::$bit:ident, $about:expr;)*) => {
         $(const $name: FeatureInfo = feature!($set::$bit, $about);)*
 
-        /// What every device has unless it lists a gap, and the opt-in bits that no extension makes work.
+        /// The features of the core: what every device supports unless it lists a gap, and the opt-in bits that no
+        /// extension emulates.
         pub static CORE_FEATURES: &[FeatureInfo] = &[$($name),*];
     };
 }
@@ -48,7 +49,7 @@ features! {
 
 macro_rules! probes {
     ($($feature:ident: $id:literal $rule:literal $about:literal => $run:path $(, or $lacking:path)?;)*) => {
-        /// What proves them.
+        /// The probes of the core's features.
         pub static CORE_PROBES: &[Probe] = &[
             $(Probe::new(&$feature, concat!("core.", $id), $rule, $about, $run)$(.lacking($lacking))?),*
         ];
@@ -106,12 +107,13 @@ probes! {
     FLUSH: "flush-rights" "2.05" "each kind of flush is a right of its own" => memory::flush_rights;
 }
 
-/// Gives the scratch memory of the near end bytes that tell where they are.
+/// Fills the scratch memory of the near end with a pattern that differs from byte to byte, so that misplaced bytes are
+/// noticed.
 fn filled(rig: &Rig) -> Outcome {
     rig.scratch.fill(0x3c)
 }
 
-/// Connected RC queue pairs with these rights for peers.
+/// A new pair of connected RC QPs, each of which grants this access to its peer.
 fn fresh(rig: &Rig, access: Access) -> Result<Pair, Evidence> {
     rig.connected_with(
         rig.near.side(QpType::Rc)?,

@@ -1,4 +1,4 @@
-//! Regions, atomics, and what writes become.
+//! Probes of memory regions, atomics, and when written data become visible.
 
 use verbs_api::memory::MrReregister;
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, ensure, ensure_eq};
@@ -7,7 +7,7 @@ use verbs_api::{Access, ErrorKind, Memory, MrOptions, RKey, RemoteAddress, WcSta
 
 use crate::{filled, fresh};
 
-/// Everything that a peer can do with plain requests.
+/// Access for all that a peer can do without atomics.
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
@@ -186,7 +186,7 @@ pub(crate) fn rereg_memory(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// Eight bytes that peers may operate on, the value in them, and a pair.
+/// Eight bytes that peers may access by atomics, with this value in them, and a pair of connected QPs.
 fn counter(rig: &Rig, value: u64) -> Result<(Pair, Region), Evidence> {
     let cell = rig.far.region(64, OPEN | Access::REMOTE_ATOMIC)?;
     cell.set_word(0, value)?;
@@ -231,7 +231,7 @@ pub(crate) fn atomic_alignment(rig: &Rig) -> Outcome {
         let (pair, cell) = counter(rig, 0)?;
         let before = cell.bytes(0, 16)?;
         let add = FetchAdd::new(rig.scratch.sge(0, 8)?, cell.remote(offset), 1).signaled(1);
-        // Some devices look at the address while posting, the others leave it to the peer.
+        // Some devices check the alignment of the address when the request is posted; others leave it to the peer.
         let found = match pair.near.post_one(add) {
             Err(refused) if refused.kind() == ErrorKind::InvalidArgument => WcStatus::RemInvReqErr,
             Err(refused) => return Err(refused.into()),
@@ -302,7 +302,7 @@ pub(crate) fn atomic_write_alignment(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// A pair whose far end lets peers flush as well.
+/// A pair of connected QPs, of which the far one lets its peer flush too.
 fn flushing(rig: &Rig) -> Result<Pair, Evidence> {
     let access = Access::REMOTE_READ
         | Access::REMOTE_WRITE

@@ -1,4 +1,4 @@
-//! Completion queues that change their size, and receive queues that are shared.
+//! Probes of CQs that are resized, and of shared receive queues.
 
 use verbs_api::event::EventType;
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, Side, ensure, ensure_eq};
@@ -36,13 +36,13 @@ pub(crate) fn resize_cq(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// A shared queue of eight, and memory for it.
+/// An SRQ with room for eight receives, and memory for them.
 fn shared(rig: &Rig) -> Result<(Srq, Region), Evidence> {
     let desk = rig.far.region(4096, Access::LOCAL_WRITE)?;
     Ok((rig.finish(rig.far.pd.create_srq(SrqOptions::new(8)))?, desk))
 }
 
-/// A pair whose far side takes its receives from `srq`.
+/// A pair of connected QPs, of which the far one takes its receives from `srq`.
 fn sharing(rig: &Rig, srq: &Srq) -> Result<Pair, Evidence> {
     let far = rig
         .far

@@ -1,4 +1,4 @@
-//! Requests, accepts and ends the connections of a node's paths. The protocol differs between transports only by
+//! Requests, accepts and ends the connections of a node's paths. The RDS protocols of InfiniBand and iWARP differ only in
 //! [`FlowControl`](crate::protocol::FlowControl), which a node sets when it starts.
 
 use std::collections::VecDeque;
@@ -17,24 +17,24 @@ use crate::node::{Link, Made, Node, Purpose, post_receives};
 use crate::pool::Slot;
 use crate::protocol::{Answer, ArrivalId, PathId, Process};
 
-/// Connection requests that may wait for an answer.
+/// The most connection requests of peers that wait for an answer of this node.
 const BACKLOG: usize = 128;
 
-/// Private data of a refusal: the number that Linux sends.
+/// The private data of a rejected connection request: the number that Linux sends.
 const REFUSED: [u8; 4] = 1_u32.to_ne_bytes();
 
-/// The address and port where a host listens.
+/// The address with the RDS port, on which hosts listen for connections.
 fn port_at(at: SocketAddr) -> SocketAddr {
     let port = if at.is_ipv6() { PORT_V6 } else { PORT };
     SocketAddr::new(at.ip(), port)
 }
 
-/// Listens on the port that peers connect to. The one process that succeeds is the leader.
+/// Listens on the RDS port of an address. Only one process can; it becomes the leader of the address.
 pub(crate) fn listen(connector: &Connector, at: SocketAddr) -> Result<Listener, ConnectError> {
     connector.listen(port_at(at), BACKLOG)
 }
 
-/// Listens as a member, on a port of its own, for connections from the leader.
+/// Listens, as a member, on a free port for connections from the leader.
 pub(crate) fn listen_as_member(
     connector: &Connector,
     at: SocketAddr,
@@ -42,7 +42,7 @@ pub(crate) fn listen_as_member(
     connector.listen(SocketAddr::new(at.ip(), 0), BACKLOG)
 }
 
-/// Answers the connection requests of peers for as long as the node listens.
+/// Answers the connection requests that arrive at the node's listener, until the node closes.
 pub(crate) async fn accept_all(node: Weak<Node>) {
     loop {
         let next = match node.upgrade() {
@@ -63,7 +63,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
         Some(asked) if from == Some(node.at) && incoming.is_admitted() => {
             node.with(|state| state.host.handle_request_of_process(asked))
         }
-        // The address that a peer states has to be the one that its request comes from.
+        // The address in the peer's private data must be the one that its request comes from.
         Some(asked) if from.is_none_or(|from| from == asked.source) => {
             node.with(|state| state.host.handle_request(asked))
         }
@@ -74,7 +74,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
             let task = accept(Arc::downgrade(node), incoming, arrival, asked, data);
             node.spawn_accepting(arrival, task);
         }
-        // A peer that has gone does not receive the refusal.
+        // The rejection cannot be sent to a peer that has gone, and need not be.
         _ => drop(incoming.reject(&REFUSED)),
     }
 }
@@ -104,12 +104,13 @@ async fn accept(
     }
 }
 
-/// Requests a connection from a peer.
+/// Connects a path: creates its QP and requests a connection from the given process, with this private data. Reports
+/// success or failure to the protocol.
 pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: ConnectData) {
     let Some(strong) = node.upgrade() else { return };
     if whom == Process::Leader && strong.lead() {
-        // The previous leader has gone, and this node leads now: the path fails, so that the host requests a connection from the
-        // peer itself.
+        // The previous leader has gone and this node leads now. The path fails, so that the protocol requests the
+        // connection from the peer itself.
         return failed(&strong, made, None);
     }
     let to = match whom {
@@ -133,7 +134,7 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
         Err(error) => {
             let Some(node) = node.upgrade() else { return };
             match error {
-                // No process listens at the host. A host that refuses the request gives another reason.
+                // No process listens there. A host that rejects the request sends private data.
                 ConnectError::Refused {
                     reason: Refusal::NoListener,
                     ..
@@ -163,7 +164,8 @@ async fn complete(
     Ok((accepted.complete().await?, told))
 }
 
-/// Creates a queue pair and posts its first receives.
+/// Creates a QP for a connection that is being established, and posts its first receives. Fails if the connection is no
+/// longer wanted.
 async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> {
     let limits = *node.lock().host.limits();
     let entries = limits.send_requests + limits.receives;
@@ -218,19 +220,20 @@ fn connected(node: &Weak<Node>, made: Made, qp: &Qp, connection: Connection, tol
     }
 }
 
-/// Reports the end of a connection to the host.
+/// Waits for the end of an established connection and reports it to the protocol.
 async fn watch(node: Weak<Node>, qp: Qp, ended: Started<(), ConnectError>) {
-    // The reason for which the connection ended does not matter.
+    // The reason for the end does not matter.
     let _ = ended.await;
     if let Some(node) = node.upgrade()
-        // The poll takes in everything that arrived before the end.
+        // `poll_with` first takes the completions of everything that arrived before the end.
         && let Some(arrival) = node.poll_with(|state| state.lost(&qp))
     {
         node.withdraw(arrival);
     }
 }
 
-/// Reports that no connection was made, if the attempt and its queue pair are still wanted.
+/// Reports to the protocol that an attempt to connect has failed. No effect if the protocol has given up this attempt, or
+/// has replaced its QP.
 fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     node.with(|state| {
         if state.is_wanted(made, qp) {
@@ -239,7 +242,7 @@ fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     });
 }
 
-/// Ends the connection of a path, if there is one, and destroys its queue pair.
+/// Ends the connection of a path, if it has one, destroys its QP, and then reports this to the protocol.
 pub(crate) async fn end(node: Weak<Node>, path: PathId, link: Link) {
     discard(Weak::clone(&node), link).await;
     if let Some(node) = node.upgrade() {
@@ -248,16 +251,16 @@ pub(crate) async fn end(node: Weak<Node>, path: PathId, link: Link) {
     }
 }
 
-/// Ends a connection that belongs to no path, and destroys its queue pair.
+/// Ends a connection, which is no longer used by a path, and destroys its QP.
 pub(crate) async fn discard(node: Weak<Node>, mut link: Link) {
     let Some(strong) = node.upgrade() else { return };
-    // Starts the disconnect without waiting for the peer, which may be gone.
+    // Dropping the connection starts the disconnect without waiting for the peer, which may be gone.
     drop(link.take_connection());
     let flushed = flush(&link.qp);
     drop(strong);
-    // A queue pair that cannot be flushed is destroyed nevertheless.
+    // A QP that cannot be flushed is destroyed nevertheless.
     let _ = flushed.await;
-    // The poll takes in the completions of the requests before their queue pair is forgotten.
+    // `poll_with` takes the completions of the QP's requests before the node forgets which path they belong to.
     if let Some(node) = node.upgrade() {
         node.poll_with(|state| state.forget(&link.qp));
     }

@@ -11,60 +11,61 @@ use thiserror::Error;
 
 use crate::protocol::PortError;
 
-/// Why a call on a socket failed.
+/// Why a call on an RDS socket failed. The comments name the error number that [`errno`](Self::errno) returns.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RdsError {
-    /// `EINVAL`: the address is a wildcard, a broadcast or a multicast address, or lacks its scope.
+    /// `EINVAL`: the address is a wildcard, broadcast or multicast address, or a link-local one without a scope.
     #[error("{0} is no address of one host")]
     Address(SocketAddr),
-    /// `EADDRNOTAVAIL`: the address is valid on the link of its scope only, and sockets are not at such addresses.
+    /// `EADDRNOTAVAIL`: the address is link-local with a scope. Sockets do not support such addresses.
     #[error(
         "{0} has a scope, which sockets do not support: use an address of the host that is not link-local"
     )]
     Scope(SocketAddr),
-    /// `EDESTADDRREQ`: the destination is a wildcard.
+    /// `EDESTADDRREQ`: the destination of the message is a wildcard address.
     #[error("{0} is no destination")]
     Destination(SocketAddr),
-    /// `EINVAL`: the socket already has an address.
+    /// `EINVAL`: the socket is bound already, to this address.
     #[error("the socket is bound to {0} already")]
     Bound(SocketAddr),
     /// `ENOTCONN`: the socket is not bound, or the message has no destination.
     #[error("{0}")]
     NotConnected(&'static str),
-    /// `EADDRINUSE`: the port is in use; or `EINVAL`: the port is reserved.
+    /// `EADDRINUSE`: the port is in use; or `EINVAL`: port 1 was requested, which is reserved.
     #[error("{at}: {error}")]
     Port {
-        /// The address and the port.
+        /// The address and port that the socket should be bound to.
         at: SocketAddr,
-        /// Why the port cannot be bound.
+        /// Why the socket cannot have the port.
         error: PortError,
     },
-    /// The system's error number if the system refused a device at the address; otherwise `EADDRNOTAVAIL`.
+    /// There is no RDMA device at the address. The error number is that of the system if it refused to make a device there,
+    /// otherwise `EADDRNOTAVAIL`.
     #[error("no device for {at}: {error}")]
     NoDevice {
-        /// The address.
+        /// The address that the socket should be bound to.
         at: SocketAddr,
-        /// The error number.
+        /// The error number of the system, or `EADDRNOTAVAIL`.
         errno: i32,
-        /// Why there is no device.
+        /// The error that says why there is no device.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// `ENOPROTOOPT`: the chosen transport has no device at the address.
+    /// `ENOPROTOOPT`: the device at this address has another transport than the one that the socket has chosen.
     #[error("the transport that was chosen does not have {0}")]
     WrongTransport(SocketAddr),
-    /// `EOPNOTSUPP`: the socket already has a transport.
+    /// `EOPNOTSUPP`: the socket already has a transport, by its address or an earlier choice.
     #[error("the socket has a transport already")]
     TransportChosen,
-    /// `ENOPROTOOPT`: RDS over TCP is another protocol.
+    /// `ENOPROTOOPT`: RDS over TCP was chosen, which is another protocol and not supported.
     #[error("there is no RDS over this transport")]
     NoTransport,
-    /// `EOPNOTSUPP`: one address is IPv4 and the other IPv6.
+    /// `EOPNOTSUPP`: the socket and the destination have addresses of different families, IPv4 and IPv6.
     #[error("{from} and {to} are of different families")]
     Family {
-        /// The socket's address.
+        /// The address that the socket is bound to.
         from: SocketAddr,
-        /// The destination.
+        /// The destination of the message.
         to: SocketAddr,
     },
     /// `EMSGSIZE`: the message is longer than the protocol or the send buffer allows.
@@ -72,37 +73,38 @@ pub enum RdsError {
     TooLong {
         /// Length of the message, in bytes.
         length: usize,
-        /// The longest message that the socket takes, in bytes.
+        /// The longest message that the socket accepts, in bytes.
         most: usize,
     },
-    /// `EAGAIN`: the send buffer is full, or there is nothing to receive.
+    /// `EAGAIN`: the call would have to wait for room in the send buffer, or for something to receive.
     #[error("not now")]
     WouldBlock,
-    /// `ENOBUFS`: more bytes wait at the receiver than its receive buffer allows.
+    /// `ENOBUFS`: the receiver has marked the destination port as congested, because more bytes wait there than its receive
+    /// buffer allows.
     #[error("the destination is congested")]
     Congested,
-    /// `ETIMEDOUT`: the deadline has passed.
+    /// `ETIMEDOUT`: the deadline of the call has passed.
     #[error("the time is over")]
     TimedOut,
-    /// `ECONNRESET`: the leader of the own address, which forwarded the socket's messages, has ended. It may or may not have
-    /// forwarded this number of unacknowledged messages. They are not sent again; later messages are sent.
+    /// `ECONNRESET`: the leader of the socket's own address, through which its messages went, has ended. This many
+    /// unacknowledged messages were given up; each of them may or may not have arrived. Later messages are sent as usual.
     #[error("{0} messages may not have arrived: the process that passed them on has ended")]
     Undelivered(u64),
-    /// `EINVAL`, `EFAULT` and others: the operation on remote memory is invalid.
+    /// `EINVAL`, `EFAULT` and others: the RDMA operation, atomic or memory of the call is invalid.
     #[error("{what}")]
     Rdma {
-        /// The fault of the operation.
+        /// The fault of the operation or memory, in words.
         what: &'static str,
-        /// The error number.
+        /// The error number that the call returns.
         errno: i32,
     },
-    /// `ENOMEM`, or the error of the device.
+    /// `ENOMEM`, or the error number of the device: a verb of the device failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }
 
 impl RdsError {
-    /// The error number that Linux's sockets give.
+    /// The error number that a call on a Linux RDS socket returns for this error.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Address(_) | Self::Bound(_) => libc::EINVAL,
@@ -150,7 +152,7 @@ impl From<RdsError> for io::Error {
     }
 }
 
-/// Why there is no device at an address.
+/// Why no RDMA device is at an address.
 #[derive(Debug, Error)]
 pub(crate) enum DeviceError {
     #[error(transparent)]
@@ -164,7 +166,7 @@ pub(crate) enum DeviceError {
 }
 
 impl DeviceError {
-    // The system's number for it, where the system refused.
+    // The error number of the system, if the system refused; `None` otherwise.
     fn errno(&self) -> Option<i32> {
         match self {
             Self::Emulated(error) => error.errno(),

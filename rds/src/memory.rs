@@ -1,15 +1,15 @@
-//! Memory that a program gives to RDMA operations: Rust's own, or borrowed by the rules of a C program. This is the only unsafe
-//! code of the crate.
+//! Memory of the program for RDMA operations: owned by Rust, or borrowed under the rules of a C program. This is the only
+//! unsafe code of the crate.
 #![allow(unsafe_code)]
 
 use polyverbs::memory::MemoryRange;
 use polyverbs::{Mr, MrOptions, Pd, Started};
 use rustix::mm::{Advice, madvise};
 
-/// The page size that cookies use: the offset in a cookie is counted from the beginning of a page.
+/// The page size of cookies: the offset in a cookie counts from the beginning of a page of this size.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Memory of this program.
+/// Memory of this program that an RDMA operation reads or writes, or that peers may access.
 #[derive(Clone, Debug)]
 pub struct LocalMemory(Kind);
 
@@ -26,17 +26,17 @@ impl From<MemoryRange> for LocalMemory {
 }
 
 impl LocalMemory {
-    /// Borrows `length` bytes from `address`.
+    /// Borrows `length` bytes at `address` without a lifetime.
     ///
     /// # Safety
-    /// The bytes stay mapped, readable and writable for as long as an operation or a cookie names them, and the program accesses
-    /// them only as it would access memory that another program may change at any time.
+    /// The bytes stay mapped, readable and writable for as long as an operation or a cookie names them, and the program
+    /// accesses them only as it would access memory that another program may change at any time.
     pub unsafe fn borrowed(address: *mut u8, length: usize) -> Self {
         let address = address.expose_provenance();
         Self(Kind::Borrowed { address, length })
     }
 
-    /// The first address.
+    /// The address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         match &self.0 {
             Kind::Owned(range) => range.address(),
@@ -44,7 +44,7 @@ impl LocalMemory {
         }
     }
 
-    /// The length in bytes.
+    /// The length of the memory, in bytes.
     pub(crate) fn len(&self) -> usize {
         match &self.0 {
             Kind::Owned(range) => range.len(),
@@ -52,8 +52,8 @@ impl LocalMemory {
         }
     }
 
-    /// Whether the memory is mapped, and readable or, if `is_written`, writable. Without this check an access on behalf of a peer
-    /// could not report an error and would end the process.
+    /// Whether the whole memory is mapped and readable or, if `is_written`, writable. Without this check, the device's
+    /// access on behalf of a peer would end the process with a signal.
     pub(crate) fn is_there(&self, is_written: bool) -> bool {
         let Kind::Borrowed { address, length } = self.0 else {
             return true;
@@ -71,8 +71,8 @@ impl LocalMemory {
             // SAFETY: the advice faults pages in as an access would, and changes no byte.
             unsafe { madvise(begin, end - begin.addr(), advice) }
         };
-        // Kernels before 5.14 reject this advice for any memory. If they reject it for a page of the stack too, the memory counts
-        // as usable.
+        // Kernels before 5.14 reject this advice for any memory. If the kernel rejects it for a page of this stack too, the
+        // memory counts as accessible.
         let own = (&raw const begin).expose_provenance() & !(PAGE as usize - 1);
         populate(begin, end).is_ok() || populate(own, own + 1).is_err()
     }

@@ -1,5 +1,5 @@
-//! The host of one local address in this process: its device, a queue pair for each path, and the thread that drives them while
-//! no thread of the program does.
+//! A node, the driver of one local address in this process: it has the RDMA device, a QP for each path, and a thread that
+//! polls the CQ while no thread of the program does.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -39,49 +39,50 @@ use crate::shared::Shared;
 use crate::spin::SPIN_TIME;
 use crate::transport::RdsTransport;
 
-/// The bit that marks the `wr_id` of a receive; the `wr_id` of a send is the number of its request.
+/// The bit of `wr_id` that marks a receive. The `wr_id` of a send has the number that the path gave the request.
 const RECEIVE: u64 = 1 << 62;
 
-/// The most completions that one poll takes.
+/// The most completions that one poll of the CQ takes.
 const POLLED: usize = 32;
 
-/// The node posts receives again when this many are missing, or a quarter of the wanted number if that is less.
+/// A path gets new receives when this many were consumed, or a quarter of the wanted number if that is less.
 const REFILLED: usize = 16;
 
-/// Unread bytes from which on further messages are copied into shorter slots, which saves memory.
+/// The bytes of messages waiting to be received above which arriving messages are copied to shorter slots, to save memory.
 const UNREAD: usize = 1 << 20;
 
-/// While programs poll, the thread checks after this time whether they still do.
+/// While threads of the program poll the CQ, the node's thread checks at this interval whether they still do.
 const POLL_CHECK: Duration = Duration::from_millis(1);
 
 /// How long a node that closes waits for each peer to confirm the disconnect.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// Entries of the completion queue while there are no paths.
+/// The size of the CQ while the node has no paths, in entries.
 const FIRST_ENTRIES: u32 = 4096;
 
 pub(crate) type NodeHost = Host<Slot, Posted>;
 
-/// A path and the attempt to connect it.
+/// A path and the number of the attempt to connect it.
 pub(crate) type Made = (PathId, u32);
 
-/// The connection that a queue pair is created for.
+/// The connection for which a QP is created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
-    /// An attempt to connect a path.
+    /// A connection that this node requests for a path.
     Attempt(Made),
-    /// A peer's request that was accepted.
+    /// A connection that a peer has requested and the protocol has accepted.
     Arrival(ArrivalId),
 }
 
-/// The owner of a queue pair.
+/// The path or accepted request that a QP belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Path(PathId),
     Arrival(ArrivalId),
 }
 
-/// A node: see the [module](self).
+/// The driver of one local address: it has the RDMA device, a QP for each path to a peer, and a thread that polls the CQ
+/// while no thread of the program does.
 pub(crate) struct Node {
     pub(crate) at: IpAddr,
     pub(crate) context: Context,
@@ -92,78 +93,83 @@ pub(crate) struct Node {
     state: Mutex<State>,
     sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
-    /// Set while this process is the leader; the inner value is `None` if the leader's name could not be taken.
+    /// `Some` while this process is the leader of the address, which peers connect to; the inner value is `None` if the
+    /// leader's name could not be taken.
     presence: Mutex<Option<Option<Presence>>>,
-    /// Set while this process is a member: the leader, whose end a thread waits for.
+    /// `Some` while another process is the leader of the address, which peers connect to: its number, and the connection by
+    /// which a thread notices its end.
     followed: Mutex<Option<(u16, Followed)>>,
     tasks: Arc<Executor<'static>>,
     thread: OnceLock<Thread>,
-    /// Counts the polls of programs. `armed_after` is its value when a program last armed the completion queue.
+    /// Counts the polls by threads of the program. `armed_after` is the count when such a thread last armed the CQ.
     polls: AtomicU64,
     armed_after: AtomicU64,
-    /// The thread leaves the completion queue to programs that poll.
+    /// Whether the node's thread leaves the CQ to threads of the program, which poll it.
     is_left_to_polls: AtomicBool,
-    /// A completion notification was consumed by a thread that polled, so that the queue is no longer armed.
+    /// Whether a polling thread has consumed a completion notification, so that the CQ is no longer armed.
     is_notified: AtomicBool,
     began: Instant,
 }
 
-/// The poller of the completion queue.
+/// The thread that polls the CQ next.
 enum Poller {
-    /// A program polls.
+    /// A thread of the program polls.
     Program,
-    /// The thread polls for a program that has polled and sleeps now.
+    /// The node's thread polls, in place of a thread of the program that has polled before and sleeps now.
     ForProgram,
-    /// The thread polls.
+    /// The node's thread polls, because no thread of the program has polled lately.
     Thread,
 }
 
-/// The data that a node's lock protects.
+/// The state of a node that its lock protects.
 pub(crate) struct State {
     pub(crate) host: NodeHost,
-    /// Indexed by the number of the path.
+    /// The QP of each path, if it has one, indexed by the number of the path.
     links: Vec<Option<Link>>,
-    /// Accepted requests whose connections do not belong to a path yet.
+    /// Connections that peers have requested and the protocol has accepted, and that no path has adopted yet.
     arrivals: FxHashMap<ArrivalId, Arrival>,
     owners: FxHashMap<Qpn, Owner>,
-    /// Paths that need further receives.
+    /// Paths that need further receives posted.
     short: Vec<PathId>,
     slots: [Completion; POLLED],
     batch: Batch<'static>,
 }
 
-/// An accepted request whose connection does not belong to a path yet. Dropping it stops the task that accepts.
+/// A connection that a peer has requested and the protocol has accepted, and that no path has adopted yet. Dropping it
+/// stops the task that accepts.
 struct Arrival {
     link: Option<Link>,
     _accepting: Task<()>,
 }
 
-/// The queue pair of a path.
+/// The QP of a path or of an accepted request, with its connection and posted receives.
 pub(crate) struct Link {
     pub(crate) qp: Qp,
     connection: Option<Connection>,
-    /// The number of receives that the node keeps posted.
+    /// The number of receives that the node keeps posted on the QP.
     wanted: usize,
-    /// In the order in which they were posted.
+    /// The slots of the posted receives, in the order in which they were posted and will complete.
     receives: VecDeque<Slot>,
-    /// Fragments that arrived before the connection was known to be established.
+    /// Fragments that arrived before this side knew that the connection is established, each with its length.
     early: Vec<(Slot, usize)>,
-    /// Headers of messages without payload, kept until their requests are complete.
+    /// Slots of headers and congestion maps that are being sent, each with the number of its request, until the request is
+    /// complete.
     headers: VecDeque<(u64, Slot)>,
 }
 
 thread_local! {
-    /// The node whose completion queue this thread is polling.
+    /// The node whose CQ this thread is polling at the moment; null outside of a poll.
     static POLLED_NODE: Cell<*const Node> = const { Cell::new(ptr::null()) };
 }
 
-/// The nodes of a process, each with its number of sockets.
+/// The nodes of this process, each with the number of its sockets.
 #[derive(Default)]
 struct Nodes {
     all: Vec<(Arc<Node>, usize)>,
 }
 
-/// Empty in a child of a fork, because the threads and connections of its parent do not exist there.
+/// The nodes of this process. A child of a fork begins without any, because the threads and connections of its parent do
+/// not exist there.
 static NODES: PerProcess<Mutex<Nodes>> = PerProcess::new(Mutex::default);
 
 fn nodes() -> MutexGuard<'static, Nodes> {
@@ -171,20 +177,22 @@ fn nodes() -> MutexGuard<'static, Nodes> {
     nodes.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of threads of the program that sleep.
+/// The number of [`Sleeping`] values: threads of the program that sleep or are about to.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread that sleeps, or is about to sleep, until something changes at a socket, in a call of its own such as `poll`.
+/// Marks a thread of the program that sleeps, or is about to sleep, in a call of its own such as `poll` until the readiness
+/// of a socket changes.
 ///
-/// While programs poll, the threads of nodes leave the completion queues to them and check only occasionally whether they still
-/// do. As long as there is a `Sleeping`, each change is reported at once ([`RdsSocket::on_change`](crate::RdsSocket::on_change)).
-/// Creating one takes no lock, so that a signal handler may do it.
+/// While threads of the program poll, the nodes' threads leave the CQs to them and only check occasionally whether they
+/// still poll. As long as a `Sleeping` exists, the nodes' threads poll instead and report each change at once
+/// ([`RdsSocket::on_change`](crate::RdsSocket::on_change)). Creating one takes no lock, so that a signal handler may do it.
 #[derive(Debug)]
 #[must_use = "changes are reported at once only while it exists"]
 pub struct Sleeping(());
 
 impl Sleeping {
-    /// To be called before the last check of the socket: each later change is reported.
+    /// Marks the calling thread. It must be created before the thread last checks the socket: then each later change is
+    /// reported.
     #[expect(clippy::new_without_default, reason = "creating one has an effect")]
     pub fn new() -> Self {
         SLEEPING.fetch_add(1, Ordering::SeqCst);
@@ -192,12 +200,12 @@ impl Sleeping {
         Self(())
     }
 
-    /// Ends one `Sleeping` that was forgotten ([`std::mem::forget`]), for callers that cannot store it.
+    /// Ends one `Sleeping` that was leaked by [`std::mem::forget`], for callers that cannot store it.
     pub fn forgotten_is_over() {
         drop(Self(()));
     }
 
-    /// Whether a thread of this process sleeps.
+    /// Whether any thread of this process is marked as sleeping.
     pub(crate) fn is_any() -> bool {
         SLEEPING.load(Ordering::SeqCst) > 0
     }
@@ -209,8 +217,8 @@ impl Drop for Sleeping {
     }
 }
 
-/// Wakes the threads of nodes that have left the completion queue to programs. A node that is being created or closed at this
-/// moment polls soon in any case.
+/// Wakes the threads of those nodes that have left their CQ to threads of the program. A node that is being created or
+/// closed at this moment polls soon anyway.
 fn reclaim_polling() {
     let Some(nodes) = NODES.made() else {
         return;
@@ -228,7 +236,8 @@ fn reclaim_polling() {
 }
 
 impl Node {
-    /// The node of an address, for one further socket: the one that this process has, or a new one over this device.
+    /// The node of a local address, for one further socket: the one that this process has already, or a new one over this
+    /// device.
     pub(crate) fn acquire(
         at: SocketAddr,
         device: impl FnOnce() -> Result<Device, DeviceError>,
@@ -244,7 +253,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Releases the node for one socket. After the last socket a node ends its connections, and is gone when this returns.
+    /// Gives up the node for one socket. With its last socket, a node ends its connections and is closed when this returns.
     pub(crate) fn release(self: &Arc<Self>) {
         let mut nodes = nodes();
         let Some(place) = nodes
@@ -276,7 +285,7 @@ impl Node {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take(),
         );
-        // Peers keep each message until it is acknowledged.
+        // Peers keep each message until it is acknowledged, so everything that arrived is acknowledged before the end.
         self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
         let ends = links.iter().filter_map(|link| {
@@ -284,7 +293,7 @@ impl Node {
             Some(connection.disconnect())
         });
         for mut end in ends.collect::<Vec<_>>() {
-            // A peer that does not answer detects the end by itself.
+            // A peer that does not confirm the disconnect notices the end by itself.
             let _ = end.wait_for(FAREWELL);
         }
         self.kick();
@@ -294,7 +303,7 @@ impl Node {
         let context = device.open(&Requirements::everything_of(&device.attributes()));
         let context = context.map_err(|error| RdsError::no_device(at, error))?;
         let flow_control = match context.attributes().transport {
-            // On iWARP a message that finds no receive ends the connection.
+            // On iWARP a message that finds no posted receive ends the connection.
             Transport::Iwarp => FlowControl::Required,
             _ => FlowControl::Accepted,
         };
@@ -305,7 +314,7 @@ impl Node {
         let pd = context.alloc_pd().wait()?;
         let connector = Connector::of(&context).map_err(|error| RdsError::no_device(at, error))?;
         let mut host = Host::new(at.ip(), limits, polyverbs::provider::random());
-        // Sequence numbers begin above those of earlier processes at this address.
+        // Sequence numbers begin above those that earlier processes at this address have used.
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         host.number_from(since.as_micros() as u64 + 1);
         let node = Arc::new(Self {
@@ -345,7 +354,8 @@ impl Node {
         let _ = node.thread.set(thread);
         node.cq
             .on_completion(move |_| match POLLED_NODE.get() == weak.as_ptr() {
-                // This thread polls and has the lock, for which the node's thread would only wait.
+                // This thread is inside a poll and holds the lock, so the node's thread, if it woke now, would only wait
+                // for it.
                 true => {
                     if let Some(node) = weak.upgrade() {
                         node.is_notified.store(true, Ordering::Relaxed);
@@ -364,7 +374,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Makes this process the leader, which peers connect to, unless another process is.
+    /// Makes this process the leader of the address, which peers connect to, unless another process is. Returns whether
+    /// this process is the leader now.
     pub(crate) fn lead(self: &Arc<Self>) -> bool {
         let presence = self.presence.lock();
         let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
@@ -380,13 +391,15 @@ impl Node {
         self.lock().host.set_role(Role::Leader);
         *self.listener() = Some(listener);
         drop(presence);
-        // The actions of the host call programs, which may close the node: they run without the lock of `presence`.
+        // Actions of the protocol call callbacks of programs, which may close the node, so they run without the lock of
+        // `presence`.
         self.with(|_| ());
         self.spawn(connect::accept_all(Arc::downgrade(self)));
         true
     }
 
-    /// Starts a thread that waits for the end of the leader that sent `told`, unless there is one already.
+    /// Starts a thread that notices the end of the leader of the address, whose private data is `told`, and reports it to
+    /// the protocol. No effect if a thread waits for this leader already.
     pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
         let leader = told.member;
         let followed = self.followed.lock();
@@ -394,7 +407,7 @@ impl Node {
         if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
             return;
         }
-        // Without the thread, liveness probes find the end later.
+        // Without the thread, liveness probes of the connection find the leader's end later.
         let Ok((ours, waits)) = Followed::leader(self.at, told.incarnation) else {
             return;
         };
@@ -408,7 +421,7 @@ impl Node {
         });
     }
 
-    /// Whether peers connect to this process.
+    /// Whether this process is the leader of the address, which peers connect to.
     pub(crate) fn is_leader(&self) -> bool {
         self.lock().host.role() == Role::Leader
     }
@@ -422,7 +435,7 @@ impl Node {
         self.kick();
     }
 
-    /// Starts the task that accepts a request, unless the host has given the request up.
+    /// Starts the task that accepts a peer's connection request, unless the protocol no longer wants it.
     pub(crate) fn spawn_accepting(
         &self,
         arrival: ArrivalId,
@@ -451,7 +464,7 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports changes to this socket from now on.
+    /// Wakes the waiters of this socket from now on whenever the protocol reports a change of it.
     pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
         self.sockets().insert(socket, Arc::clone(shared));
     }
@@ -464,7 +477,8 @@ impl Node {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the lock, posts what the host wants to send, and runs the actions that follow from both.
+    /// Runs `work` under the lock, posts the requests that the protocol wants to send, and runs the actions that it asks
+    /// for.
     pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let outcome = work(&mut state);
@@ -473,7 +487,7 @@ impl Node {
         outcome
     }
 
-    /// Does what [`with`](Self::with) does, after it has polled the completion queue.
+    /// Polls the CQ, then does the same as [`with`](Self::with).
     pub(crate) fn poll_with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
@@ -483,8 +497,8 @@ impl Node {
         outcome
     }
 
-    /// Does what [`poll_with`](Self::poll_with) does, but polls after `work`, so that a message need not wait for the poll. If
-    /// `work` would block and the poll finds completions, `work` runs again.
+    /// Does the same as [`poll_with`](Self::poll_with), but polls the CQ after `work`, so that a message is sent before the
+    /// poll. If `work` would block and the poll finds completions, `work` runs again.
     pub(crate) fn attempt<R>(
         self: &Arc<Self>,
         mut work: impl FnMut(&mut State) -> Result<R, RdsError>,
@@ -504,7 +518,7 @@ impl Node {
     fn finish_poll<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) {
         state.transmit(self);
         self.finish(state);
-        // The notification that this thread consumed has disarmed the completion queue: the node's thread arms it again.
+        // This thread has consumed the notification, which disarmed the CQ: the node's thread is woken to arm it again.
         if self.is_notified.load(Ordering::Relaxed)
             && self.is_notified.swap(false, Ordering::Relaxed)
             && !self.is_left_to_polls.load(Ordering::SeqCst)
@@ -513,13 +527,14 @@ impl Node {
         }
     }
 
-    /// Releases the lock and runs the actions of the host. Returns whether a socket was notified.
+    /// Carries out the actions of the protocol and releases the lock. Returns whether one of them was to wake a socket's
+    /// waiters.
     fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> bool {
         let mut has_told = false;
         while let Some(action) = state.host.poll_action() {
             if let Action::Wake(socket) = action {
                 has_told = true;
-                // If no thread or task waits for the socket, the lock need not be released.
+                // If the socket has no waiter, no thread has to be woken and the lock need not be released.
                 let sockets = self.sockets();
                 let is_watched = sockets
                     .get(&socket)
@@ -535,12 +550,12 @@ impl Node {
         has_told
     }
 
-    /// Arms the completion queue, so that the thread takes over: to be called before a program stops polling. Returns whether
-    /// something has completed already.
+    /// Arms the CQ, so that the node's thread continues when a completion arrives. A thread of the program calls it before
+    /// it stops polling. Returns true if there are completions already, so that it has to poll again.
     pub(crate) fn arm(&self) -> bool {
         self.armed_after
             .store(self.polls.load(Ordering::SeqCst), Ordering::SeqCst);
-        // A device that has gone sends no completions to wait for.
+        // A device that has gone generates no completions to wait for.
         self.cq.arm(Notify::Next).unwrap_or(false)
     }
 
@@ -592,7 +607,7 @@ impl Node {
         }
     }
 
-    /// Abandons an accepted request and destroys its queue pair.
+    /// Abandons an accepted connection request and destroys its QP.
     pub(crate) fn withdraw(self: &Arc<Self>, arrival: ArrivalId) {
         let mut state = self.lock();
         state.host.handle_withdrawn(arrival);
@@ -610,7 +625,7 @@ impl Node {
                 drop(state);
                 self.spawn(connect::end(Arc::downgrade(self), path, link));
             }
-            // No queue pair was made for the path yet: the task that makes one finds no link and drops it.
+            // The path has no QP yet: the task that is creating one will find that the attempt is over and drop it.
             None => {
                 let now = self.now();
                 state.host.handle_gone(now, path);
@@ -619,8 +634,8 @@ impl Node {
         }
     }
 
-    /// Waits until these requests are complete. The host ends a connection whose peer takes longer than the patience of the
-    /// socket.
+    /// Waits until these work requests of paths are complete. The wait ends in any case: if a peer takes longer than the
+    /// socket's patience, the protocol ends the connection, which flushes the requests.
     pub(crate) fn wait_completed(self: &Arc<Self>, pending: &[(PathId, u64)]) {
         for &(path, request) in pending {
             let is_completed = |state: &mut State| {
@@ -633,7 +648,8 @@ impl Node {
         }
     }
 
-    /// One turn of the thread. Returns how long it may sleep; `None` if until it is woken.
+    /// One iteration of the node's thread: handles timeouts, polls the CQ and posts requests. Returns how long the thread
+    /// may sleep; `None` if it may sleep until it is woken.
     fn turn(self: &Arc<Self>, polls: &mut u64, busy_until: &mut Duration) -> Option<Duration> {
         let mut state = self.lock();
         let now = self.now();
@@ -645,11 +661,12 @@ impl Node {
         let due = due.map(|due| due.saturating_sub(now));
         match self.next_poller(polls) {
             Poller::Program => return Some(due.map_or(POLL_CHECK, |due| due.min(POLL_CHECK))),
-            // The answer may arrive in less time than it takes to wake the thread.
+            // The answer that the program waits for may arrive in less time than it takes to wake this thread.
             Poller::ForProgram => *busy_until = now + *SPIN_TIME,
             Poller::Thread => {}
         }
-        // More fragments follow a part of a message, and polling finds them in less time than it takes to wake the thread.
+        // A part of a message has arrived, so more fragments follow. Polling finds them in less time than it takes to wake
+        // this thread.
         if has_told {
             *busy_until = now;
         } else if has_found {
@@ -664,14 +681,16 @@ impl Node {
         }
     }
 
-    /// Decides who polls the completion queue next, by whether programs have polled since the last turn.
+    /// Decides which thread polls the CQ next, by whether threads of the program have polled since the last iteration.
+    /// `polls` is the count of polls at that time and is updated.
     fn next_poller(&self, polls: &mut u64) -> Poller {
         let found = self.polls.load(Ordering::SeqCst);
         let have_polled = std::mem::replace(polls, found) != found;
         let is_armed = self.armed_after.load(Ordering::SeqCst) == found;
         let is_left = have_polled && !is_armed;
         self.is_left_to_polls.store(is_left, Ordering::SeqCst);
-        // A program that begins to sleep after this store sees that the queue is left to programs, and wakes the thread.
+        // A thread of the program that begins to sleep after this store sees that the CQ is left to programs, and wakes the
+        // node's thread.
         match is_left {
             true if Sleeping::is_any() => {
                 self.is_left_to_polls.store(false, Ordering::SeqCst);
@@ -693,13 +712,14 @@ impl Node {
 }
 
 impl Drop for Node {
-    /// Wakes the thread, which then sees that the node is gone.
+    /// Wakes the node's thread, which ends because the node is gone.
     fn drop(&mut self) {
         self.kick();
     }
 }
 
-/// The main loop of a node's thread. It ends with the node.
+/// The main loop of the node's thread: runs tasks, then one `turn` of the node. It returns when the node is
+/// gone.
 fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -726,18 +746,20 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     }
 }
 
-/// A function that nodes ask for the device of an address first. It returns `None` if it is not responsible for the address.
+/// A function that chooses the RDMA device of a local address. It returns `None` if it has no device for the address, so
+/// that the default search follows.
 pub type DeviceSource = fn(IpAddr) -> Option<Result<Device, EmulatedDeviceError>>;
 
 static SOURCE: MadeOnce<DeviceSource> = MadeOnce::new();
 
-/// Sets the source that the sockets of this process ask for devices first. Only the first call has an effect.
+/// Sets the function that the sockets of this process ask for devices before the default search. Only the first call has an
+/// effect.
 pub fn look_first_at(source: DeviceSource) {
     SOURCE.get_or_make(|| source);
 }
 
-/// The device at an address. It comes from the source; else from the registry, of the wanted transport if possible; else an
-/// emulated device is made there.
+/// Finds the RDMA device at a local address: the one of the [`DeviceSource`], else a registered one, preferably of the
+/// wanted transport. If there is none, creates an emulated device there.
 pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
     if let Some(found) = SOURCE.made().and_then(|source| source(at)) {
         return Ok(found?);
@@ -760,7 +782,8 @@ pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Devi
 }
 
 impl State {
-    /// Adds the queue pair of a connection that is being established. Returns whether that connection is still wanted.
+    /// Adds the QP of a connection that is being established to its path or accepted request. Returns false if the protocol
+    /// no longer wants that connection.
     pub(crate) fn add_link(&mut self, purpose: Purpose, qp: &Qp, receives: VecDeque<Slot>) -> bool {
         let link = Link {
             qp: qp.clone(),
@@ -795,8 +818,8 @@ impl State {
         &mut self.links[path.index()]
     }
 
-    /// The peer has completed the connection that it requested: gives the connection to the path, unless the path already has
-    /// one.
+    /// Handles the completion by the peer of a connection that it has requested: gives the connection to the path, unless
+    /// the path has to end an older one first.
     pub(crate) fn accepted(
         &mut self,
         node: &Node,
@@ -814,11 +837,11 @@ impl State {
         }
     }
 
-    /// Gives the queue pair of an accepted request to a path that has none.
+    /// Gives the QP and connection of an accepted request to a path that has none.
     fn adopt(&mut self, node: &Node, path: PathId, arrival: ArrivalId) {
         let of = self.arrivals.remove(&arrival);
         let Some(link) = of.and_then(|of| of.link) else {
-            // The peer has gone in the meantime.
+            // The peer has ended the connection in the meantime.
             return self.host.handle_lost(path);
         };
         self.owners.insert(link.qp.qp_num(), Owner::Path(path));
@@ -826,7 +849,8 @@ impl State {
         self.take_early(node, path);
     }
 
-    /// The connection of a queue pair has ended. Returns the accepted request that it belongs to, if it belongs to no path.
+    /// Handles the end of a QP's connection: notifies the protocol if the QP belongs to a path. If it belongs to an
+    /// accepted request, returns that request, for the caller to withdraw.
     pub(crate) fn lost(&mut self, qp: &Qp) -> Option<ArrivalId> {
         match self.owners.get(&qp.qp_num()) {
             Some(&Owner::Path(path)) if self.has_link(path, qp) => self.host.handle_lost(path),
@@ -836,12 +860,12 @@ impl State {
         None
     }
 
-    /// Whether the attempt is still wanted and, if `qp` is given, the path still has that queue pair.
+    /// Whether the protocol still wants this attempt to connect and, if `qp` is given, the path still has that QP.
     pub(crate) fn is_wanted(&self, (path, attempt): Made, qp: Option<&Qp>) -> bool {
         self.host.attempt(path) == Some(attempt) && qp.is_none_or(|qp| self.has_link(path, qp))
     }
 
-    /// The number of queue pairs.
+    /// The number of QPs that the node has.
     pub(crate) fn links(&self) -> usize {
         self.owners.len()
     }
@@ -861,12 +885,13 @@ impl State {
         self.links.get_mut(path.index())?.take()
     }
 
-    /// Forgets the owner of a queue pair, on which nothing completes from now on.
+    /// Forgets which path or request a QP belongs to; its later completions are ignored.
     pub(crate) fn forget(&mut self, qp: &Qp) {
         self.owners.remove(&qp.qp_num());
     }
 
-    /// The connection of a path is established: takes in the fragments that arrived before and posts receives in their place.
+    /// Stores the established connection of a path, handles the fragments that arrived before this side knew of it, and
+    /// posts new receives for them.
     pub(crate) fn connected(&mut self, node: &Node, path: PathId, connection: Connection) {
         if let Some(Some(link)) = self.links.get_mut(path.index()) {
             link.connection = Some(connection);
@@ -886,7 +911,7 @@ impl State {
         self.refill(node);
     }
 
-    /// Takes in all completions. Returns whether there was one.
+    /// Polls the CQ until it is empty and handles the completions. Returns whether there were any.
     fn poll(&mut self, node: &Node) -> bool {
         let mut found = false;
         loop {
@@ -916,7 +941,7 @@ impl State {
         }
     }
 
-    /// Keeps the fragments that the peer sends before its RTU arrives.
+    /// Keeps a fragment that arrived before the peer's RTU, until a path adopts the connection.
     fn completed_early(&mut self, arrival: ArrivalId, status: WcStatus, length: usize) {
         let of = self.arrivals.get_mut(&arrival);
         let Some(link) = of.and_then(|of| of.link.as_mut()) else {
@@ -930,7 +955,7 @@ impl State {
     }
 
     fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
-        // `None` if the connection of the path has ended: these completions only report the outcome of its requests.
+        // `None` if the connection of the path has ended: then completions only report the outcomes of its requests.
         let link = self.links.get_mut(path.index()).and_then(Option::as_mut);
         if wr_id & RECEIVE != 0 {
             let Some(link) = link else { return };
@@ -969,19 +994,19 @@ impl State {
         }
     }
 
-    /// Posts receives in place of those that were used.
+    /// Posts new receives on the paths that have consumed theirs.
     fn refill(&mut self, node: &Node) {
         let most = self.host.limits().receives as usize;
         while let Some(path) = self.short.pop() {
             let Some(Some(link)) = self.links.get_mut(path.index()) else {
                 continue;
             };
-            // Receives of a queue pair in ERR would complete at once, and a host advertises receives to a peer only after it is
-            // connected.
+            // Receives that are posted to a QP in the ERR state would complete at once, and a host advertises receives to a
+            // peer only while it is connected.
             if link.connection.is_none() || !self.host.is_connected(path) {
                 continue;
             }
-            // A peer that uses more than half of the receives between two polls gets twice as many.
+            // A peer that consumes more than half of the receives between two polls gets twice as many.
             if link.receives.len() < link.wanted / 2 {
                 link.wanted = (2 * link.wanted).min(most);
             }
@@ -991,7 +1016,7 @@ impl State {
         }
     }
 
-    /// Posts the requests that the host wants to send.
+    /// Posts the work requests that the protocol wants to send, on all paths.
     fn transmit(&mut self, node: &Node) {
         while let Some(path) = self.host.next_ready() {
             if let Some(Some(link)) = self.links.get_mut(path.index())
@@ -1011,9 +1036,9 @@ impl Link {
         self.connection.take()
     }
 
-    /// Destroys the queue pair; only then is the memory of its requests free.
+    /// Destroys the QP and then frees the memory of its posted requests.
     pub(crate) async fn destroy(self) {
-        // The device destroys a busy queue pair later, when nothing uses it.
+        // A QP that is still in use is destroyed by the device later.
         let _ = self.qp.destroy().await;
     }
 }
@@ -1026,11 +1051,12 @@ fn handle_fragment(host: &mut NodeHost, path: PathId, slot: Slot, length: usize)
         true => slot.shortened(length),
         false => slot,
     };
-    // A malformed fragment ends the connection, and the peer sees only that.
+    // A malformed fragment ends the connection. No caller needs the error.
     let _ = host.handle_fragment(path, header, length, slot);
 }
 
-/// Posts up to this number of receives. Returns how many were posted.
+/// Posts up to `count` receives. Returns the number that were posted; fewer if there is no memory or the receive queue is
+/// full.
 pub(crate) fn post_receives(
     node: &Node,
     qp: &Qp,
@@ -1054,7 +1080,8 @@ pub(crate) fn post_receives(
     posted
 }
 
-/// Posts all requests of a path, with one doorbell for each run of requests without an operation in between.
+/// Posts all work requests that a path has at the moment. Consecutive sends are posted together, up to the next RDMA
+/// operation.
 fn post_all(
     node: &Node,
     host: &mut NodeHost,

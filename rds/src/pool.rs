@@ -1,4 +1,5 @@
-//! Registered memory for sends and receives of all paths of a node, in slots of one fragment with its header, or shorter ones.
+//! Registered memory for the sends and receives of all paths of a node. It is divided into slots, each with room for a
+//! header and one fragment, or a short payload.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,26 +10,26 @@ use polyverbs_wire::rds::{FRAGMENT, HEADER};
 
 use crate::protocol::Fragment;
 
-/// Slots that are registered together.
+/// The number of slots that are allocated and registered together, as one MR.
 const CHUNK: usize = 64;
 
-/// Payload bytes of a short slot: with its header it has four cache lines.
+/// Payload bytes of a short slot: with its header it takes four cache lines.
 const SHORT: usize = 256 - HEADER;
 
-/// A pool: see the [module](self).
+/// A pool of slots of registered memory, for sends and receives, that grows on demand.
 pub(crate) struct Pool {
     pd: Pd,
     free: Mutex<Vec<Place>>,
     short: Mutex<Vec<Place>>,
 }
 
-/// Memory for slots of one length.
+/// One registered memory region, divided into slots of one length.
 struct Chunk {
     memory: Memory,
     region: Mr,
-    /// Payload bytes of each slot.
+    /// The payload bytes that each slot has room for.
     room: usize,
-    /// The number of slots in use.
+    /// The number of its slots that are in use.
     used: AtomicUsize,
 }
 
@@ -37,7 +38,7 @@ struct Place {
     offset: usize,
 }
 
-/// A slot that is in use. Dropping it returns it to the pool.
+/// A slot that is in use. Dropping it returns it to its pool.
 pub(crate) struct Slot {
     place: Option<Place>,
     pool: Arc<Pool>,
@@ -52,7 +53,8 @@ impl Pool {
         })
     }
 
-    /// A free slot for `length` bytes of payload, one fragment at most. If there is none, memory is registered.
+    /// Takes a free slot with room for `length` bytes of payload, at most one fragment. If no slot is free, allocates and
+    /// registers further ones.
     ///
     /// # Errors
     /// There is no memory, or the device cannot register it.
@@ -113,14 +115,15 @@ impl Slot {
         self.place.as_ref().expect("only `drop` takes the place")
     }
 
-    /// The whole slot, for a receive.
+    /// An SGE of the whole slot, for a receive work request.
     pub(crate) fn room(&self) -> Sge {
         self.sge(self.place().chunk.room)
     }
 
-    /// Moves header and payload into a short slot if they fit, so that waiting messages take only the memory that they need.
+    /// Moves the header and the `length` bytes of payload to a short slot if they fit there, so that messages that wait for
+    /// a long time take little memory. Returns the slot unchanged otherwise.
     pub(crate) fn shortened(self, length: usize) -> Self {
-        // The payload of a header alone is empty: nothing of it is kept.
+        // A message without payload keeps no slot, so nothing is saved.
         if !(1..=SHORT).contains(&length) {
             return self;
         }
@@ -134,7 +137,7 @@ impl Slot {
         short
     }
 
-    /// The header and `length` bytes of payload.
+    /// An SGE of the header and `length` bytes of payload, for a send.
     pub(crate) fn sge(&self, length: usize) -> Sge {
         let place = self.place();
         let length = (HEADER + length) as u32;
@@ -152,12 +155,12 @@ impl Slot {
         header
     }
 
-    /// Writes payload bytes, beginning at this offset.
+    /// Copies bytes into the payload, beginning at this offset in it.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         self.write_at(HEADER + offset, bytes);
     }
 
-    /// Reads payload bytes, beginning at this offset.
+    /// Copies bytes out of the payload, beginning at this offset in it.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         self.read_at(HEADER + offset, into);
     }

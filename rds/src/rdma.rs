@@ -1,4 +1,5 @@
-//! Remote memory: the regions of a socket, which cookies name, and operations on the regions of peers.
+//! Remote memory: the memory that a socket registers for its peers, named by cookies, and RDMA operations on the registered
+//! memory of peers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,31 +19,32 @@ use crate::error::RdsError;
 use crate::memory::{LocalMemory, PAGE};
 use crate::protocol::{Attached, Notify, Operation};
 
-/// The most pieces of local memory that one operation takes.
+/// The most ranges of local memory that one RDMA operation may have.
 const MOST_PIECES: usize = 128;
 
 bitflags! {
-    /// Flags of operations and of memory, with the values that Linux uses.
+    /// Flags of RDMA operations, atomics and memory registrations, with the values that Linux uses.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RdmaFlags: u64 {
-        /// The operation writes to the peer's memory; without the flag it reads.
+        /// Operation: it writes to the peer's memory; without the flag it reads. Registration: without effect, because
+        /// peers may always do both.
         const READWRITE = 0x01;
-        /// The message waits until the operation is complete.
+        /// Operation: the message that goes with it waits until the operation has completed.
         const FENCE = 0x02;
-        /// Peers lose access to the memory as soon as it is freed, not at some later time.
+        /// Registration: peers lose access to the memory as soon as it is freed. Without effect, because they always do.
         const INVALIDATE = 0x04;
-        /// The memory is freed when a peer reports that it has used it.
+        /// Registration: the memory is freed automatically when a peer reports that it has used it.
         const USE_ONCE = 0x08;
-        /// Accepted without effect.
+        /// Accepted without effect, as by Linux.
         const DONTWAIT = 0x10;
-        /// The program gets a status when the operation ends.
+        /// Operation: the program gets a status when it ends.
         const NOTIFY_ME = 0x20;
-        /// No message goes with the operation if there is no payload.
+        /// Operation: no message is sent with it if the message would have no payload.
         const SILENT = 0x40;
     }
 }
 
-/// The name of a socket's memory for peers: a key, and the offset of the first byte in its page.
+/// The name by which peers access registered memory of a socket: its key, and the offset of its first byte in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cookie(pub u64);
 
@@ -51,93 +53,95 @@ impl Cookie {
         Self(u64::from(rkey) | u64::from(offset) << 32)
     }
 
-    /// The key of the region.
+    /// The key of the registered memory.
     pub const fn rkey(self) -> u32 {
         self.0 as u32
     }
 
-    /// The offset of the first byte in its page.
+    /// The offset of the first byte of the memory in its page.
     pub const fn offset(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// An operation or memory that goes with a message.
+/// The operation or memory registration that goes with a message.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Control {
-    /// The message carries data only.
+    /// The message carries only its payload.
     #[default]
     None,
-    /// The message carries the cookie of own memory to the peer.
+    /// The message carries this cookie of memory that the socket has registered.
     Destination(Cookie),
-    /// Memory that is registered with the message, which carries its cookie to the peer.
+    /// This memory is registered with these flags, and the message carries its cookie to the peer.
     Map(LocalMemory, RdmaFlags),
-    /// Writes to or reads from the peer's memory before the message.
+    /// The RDMA operation is posted before the message.
     Rdma(RdmaRequest),
-    /// Changes eight bytes of the peer's memory before the message.
+    /// The atomic is posted before the message.
     Atomic(AtomicRequest),
 }
 
-/// A write to the peer's memory, or a read of it.
+/// An RDMA write to the peer's memory, or an RDMA read of it.
 #[derive(Clone, Debug)]
 pub struct RdmaRequest {
-    /// The cookie that the peer sent.
+    /// The cookie of the peer's memory, which the peer has sent.
     pub cookie: Cookie,
-    /// Offset in the peer's memory, in bytes.
+    /// Where the operation begins, in bytes from the beginning of the peer's registered memory.
     pub remote_offset: u64,
-    /// The most bytes of the peer's memory that the operation may access.
+    /// The length of the peer's memory that the operation may access, in bytes. The local ranges may not be longer in
+    /// total.
     pub remote_length: u64,
-    /// The memory that is written to the peer, or that the read fills.
+    /// The local memory ranges: the source of a write, or the destination of a read.
     pub local: Vec<LocalMemory>,
-    /// Flags of the operation.
+    /// The flags of the operation, of which [`RdmaFlags::READWRITE`] makes it a write.
     pub flags: RdmaFlags,
-    /// Identifies the operation in its status.
+    /// The token that identifies the operation in its status.
     pub user_token: u64,
 }
 
-/// An atomic operation on the peer's memory.
+/// An atomic operation on eight bytes of the peer's memory.
 #[derive(Clone, Debug)]
 pub struct AtomicRequest {
-    /// The cookie that the peer sent.
+    /// The cookie of the peer's memory, which the peer has sent.
     pub cookie: Cookie,
-    /// Offset in the peer's memory, in bytes.
+    /// The position of the eight bytes, in bytes from the beginning of the peer's registered memory.
     pub remote_offset: u64,
-    /// Eight bytes that receive the previous value.
+    /// Eight bytes of local memory that receive the previous value.
     pub local: LocalMemory,
-    /// The operation.
+    /// The kind of atomic operation, with its operands.
     pub operation: AtomicOperation,
-    /// Flags of the operation.
+    /// The flags of the operation.
     pub flags: RdmaFlags,
-    /// Identifies the operation in its status.
+    /// The token that identifies the operation in its status.
     pub user_token: u64,
 }
 
-/// The atomic operation.
+/// The kind of an atomic operation, with its operands. Masks limit it to some of the 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
-    /// Adds to the value.
+    /// Adds to the value in the peer's memory.
     FetchAdd {
-        /// The summand.
+        /// The number to add.
         add: u64,
-        /// The highest bit of each field, which no carry crosses; 0 for one field of 64 bits.
+        /// The mask of the highest bits of fields that are added separately, so that no carry crosses them; 0 for one field
+        /// of 64 bits.
         nocarry_mask: u64,
     },
-    /// Replaces the value if it is equal.
+    /// Replaces the value in the peer's memory if it is equal to `compare`.
     CompareSwap {
-        /// The value to compare with.
+        /// The value to compare the peer's value with.
         compare: u64,
-        /// The value that replaces it.
+        /// The value that is stored if the comparison succeeds.
         swap: u64,
-        /// The bits that are compared.
+        /// The mask of the bits that are compared.
         compare_mask: u64,
-        /// The bits that are replaced.
+        /// The mask of the bits that are replaced.
         swap_mask: u64,
     },
 }
 
 impl AtomicOperation {
-    /// Whether the masks select all bits, so that an unmasked atomic does the same.
+    /// Whether the masks select all bits, so that an atomic without masks has the same effect.
     const fn is_plain(self) -> bool {
         match self {
             Self::FetchAdd { nocarry_mask, .. } => nocarry_mask == 0,
@@ -150,12 +154,12 @@ impl AtomicOperation {
     }
 }
 
-/// The regions of a socket, by their keys.
+/// The memory that a socket has registered for its peers, by key.
 #[derive(Default)]
 pub(crate) struct Keys(Mutex<HashMap<u32, Key>>);
 
 struct Key {
-    /// The region is deregistered when this is dropped.
+    /// The MR, which is deregistered when this is dropped.
     _region: Mr,
     is_used_once: bool,
 }
@@ -165,7 +169,7 @@ impl Keys {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers memory for peers.
+    /// Registers memory for access by peers and returns its cookie.
     pub(crate) fn map(
         &self,
         context: &Context,
@@ -201,7 +205,7 @@ impl Keys {
         self.lock().contains_key(&cookie.rkey())
     }
 
-    /// Frees a region.
+    /// Frees registered memory, so that peers can no longer access it.
     pub(crate) fn free(&self, cookie: Cookie) -> Result<(), RdsError> {
         let freed = self.lock().remove(&cookie.rkey());
         freed
@@ -209,7 +213,8 @@ impl Keys {
             .ok_or(rdma("no memory has this cookie", libc::EINVAL))
     }
 
-    /// A peer reports that it has used a region: frees it if it was registered for one use.
+    /// Handles the report of a peer that it has used the memory with this key: frees the memory if it was registered for a
+    /// single use.
     pub(crate) fn used(&self, rkey: u32) {
         let mut keys = self.lock();
         let is_over = keys.get(&rkey).is_some_and(|key| key.is_used_once);
@@ -248,10 +253,11 @@ fn check_there(memory: &LocalMemory, is_written: bool) -> Result<(), RdsError> {
     }
 }
 
-/// An operation with its registered local memory.
+/// An operation that is ready to be posted, with its registered local memory.
 pub(crate) struct Posted {
     kind: Kind,
-    /// Whether the completion shows that the peer has carried the operation out.
+    /// Whether the completion shows that the peer has executed the operation. False for an RDMA write over iWARP, which
+    /// completes as soon as it was sent.
     is_shown: bool,
     /// Keeps the local memory registered for as long as the operation may access it.
     _regions: Vec<Mr>,
@@ -264,13 +270,14 @@ enum Kind {
         result: Sge,
         remote: RemoteAddress,
         operation: AtomicOperation,
-        /// Linux posts masked atomics even if the masks select all bits, and so does this crate where the device has them.
+        /// Whether the atomic is posted as a masked one. Linux does so even if the masks select all bits, and so does this
+        /// crate where the device supports masked atomics.
         is_masked: bool,
     },
 }
 
 impl RdmaRequest {
-    /// Checks the request and registers its local memory.
+    /// Checks the request and registers its local memory, so that it can be posted.
     pub(crate) fn prepare(&self, context: &Context, pd: &Pd) -> Result<Posted, RdsError> {
         match self.local.len() {
             0 => return Err(rdma("an operation without local memory", libc::EINVAL)),
@@ -315,7 +322,7 @@ impl RdmaRequest {
 }
 
 impl AtomicRequest {
-    /// Checks the request and registers its local memory.
+    /// Checks the request and registers its local memory, so that it can be posted.
     pub(crate) fn prepare(&self, context: &Context, pd: &Pd) -> Result<Posted, RdsError> {
         let is_masked = context.extension::<MaskedAtomics>().is_ok();
         let is_plain = self.operation.is_plain() && has_atomics(context);
@@ -348,7 +355,7 @@ fn remote(cookie: Cookie, offset: u64) -> RemoteAddress {
     RemoteAddress::new(address, RKey::new(cookie.rkey()))
 }
 
-/// The operation as a path needs it.
+/// Combines the operation with its flags and token, in the form in which a path queues it with a message.
 pub(crate) fn attached(
     operation: Posted,
     rkey: Option<u32>,

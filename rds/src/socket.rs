@@ -1,4 +1,4 @@
-//! Sockets: the API of this crate for programs.
+//! RDS sockets: the API of this crate for programs.
 
 use std::future::poll_fn;
 use std::hint;
@@ -25,53 +25,56 @@ use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
 use crate::transport::RdsTransport;
 
-/// How long the leader, which peers connect to, may take to learn of a socket.
+/// How long a bind waits for the leader, the process that peers connect to, to learn of the socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
 
-/// How long a child of a fork may take to close the descriptors that it inherits.
+/// How long a bind waits for a child of a fork to close the port that it has inherited.
 const CHILD_CLOSES: Duration = Duration::from_secs(1);
 
-/// How many ports are tried before the bind fails.
+/// How many free ports a bind to port 0 tries before it fails.
 const CHOICES: usize = 1000;
 
 /// How long a call may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The call does not block.
+    /// The call does not block; it fails instead.
     No,
-    /// The call polls for about as long as a sleep and a wake-up would take, and does not sleep.
+    /// The call polls for about as long as putting the thread to sleep and waking it would take, and does not sleep.
     Briefly,
-    /// The call blocks until this time.
+    /// The call blocks until it succeeds or this time has come.
     Until(Instant),
-    /// The call blocks until it succeeds.
+    /// The call blocks until it succeeds, without limit.
     Forever,
 }
 
-/// A message to send.
+/// A message to send, with all that goes with it.
 #[derive(Clone, Debug, Default)]
 pub struct Outgoing<'a> {
-    /// The payload.
+    /// The payload, gathered from these buffers.
     pub data: &'a [IoSlice<'a>],
-    /// The destination; `None` for the destination that the socket is connected to.
+    /// The destination; `None` for the one that the socket is connected to.
     pub to: Option<SocketAddr>,
-    /// The operation or memory that goes with the message.
+    /// The RDMA operation or memory registration that goes with the message.
     pub control: Control,
 }
 
-/// The result of a receive call: either a message, or the outcome of operations, or the ports that became free.
+/// The result of a receive call: a message, or the outcomes of operations, or the ports that are no longer congested. The
+/// fields of the other kinds are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes copied to the caller.
+    /// The bytes of the message that were copied to the caller's buffer.
     pub length: usize,
     /// Length of the message in bytes; the bytes beyond `length` are lost.
     pub full_length: usize,
-    /// The sender.
+    /// The sender of the message; `None` if no message was received.
     pub from: Option<SocketAddr>,
-    /// The cookie of memory of the sender.
+    /// The cookie that came with the message, by which the caller can access memory of the sender; `None` if there was
+    /// none.
     pub cookie: Option<Cookie>,
-    /// The outcome of operations.
+    /// The outcomes of operations that have ended.
     pub statuses: Vec<RdmaStatus>,
-    /// Groups of ports (port modulo 64) that were congested and became free; only for a socket with a congestion monitor.
+    /// The groups of ports that are no longer congested, as a bit mask by the port modulo 64. Only a socket with a
+    /// congestion monitor gets them.
     pub congestion: Option<u64>,
 }
 
@@ -82,7 +85,7 @@ impl Received {
     }
 }
 
-/// A reliable datagram socket. All clones are the same socket, which is closed when the last of them is dropped.
+/// A reliable datagram socket (RDS). All clones refer to the same socket, which is closed when the last of them is dropped.
 ///
 /// ```no_run
 /// use polyverbs_rds::RdsSocket;
@@ -104,7 +107,7 @@ struct Inner {
     shared: Arc<Shared>,
 }
 
-/// The state of a socket that does not depend on a node, so that it exists before the bind.
+/// The state that a socket has before it is bound.
 struct Before {
     options: SocketOptions,
     peer: Option<SocketAddr>,
@@ -115,11 +118,12 @@ struct Before {
 }
 
 impl Before {
-    /// How long a call with this timeout may block from now on.
+    /// The way in which a call with this timeout blocks; `None` is no timeout. It does not block at all if the socket is
+    /// nonblocking.
     fn wait(&self, timeout: Option<Duration>) -> Wait {
         match timeout {
             _ if self.nonblocking => Wait::No,
-            // A time that the clock cannot name is for ever.
+            // A time that is too far in the future for the clock counts as none.
             Some(timeout) => {
                 (Instant::now().checked_add(timeout)).map_or(Wait::Forever, Wait::Until)
             }
@@ -152,7 +156,7 @@ impl Default for RdsSocket {
 }
 
 impl RdsSocket {
-    /// A socket without an address. It opens no device yet.
+    /// A socket that is not bound to an address. It opens no device yet.
     pub fn new() -> Self {
         let before = Before {
             options: SocketOptions::default(),
@@ -171,7 +175,7 @@ impl RdsSocket {
         }
     }
 
-    /// A socket at this address. For port 0 a free port is chosen.
+    /// A socket that is bound to this address; for port 0 a free port is chosen.
     ///
     /// # Errors
     /// Those of [`bind_to`](Self::bind_to).
@@ -181,18 +185,18 @@ impl RdsSocket {
         Ok(socket)
     }
 
-    /// Gives the socket its address. For port 0 a free port is chosen.
+    /// Binds the socket to this address; for port 0 a free port is chosen.
     ///
     /// # Errors
-    /// The address is not that of one host, there is no device for it, or the port is in use or reserved; or the socket already
-    /// has an address.
+    /// The address is not a unicast address, no device is at it, the port is in use or reserved, or the socket is bound
+    /// already.
     pub fn bind_to(&self, at: SocketAddr) -> Result<(), RdsError> {
         let transport = self.before().transport;
         self.bind_over(at, || device_of(at.ip(), transport))
     }
 
-    /// A socket at this address over this device. If this process already has sockets at the address, their device is used
-    /// instead. For port 0 a free port is chosen.
+    /// A socket that is bound to this address and uses this device; for port 0 a free port is chosen. If this process
+    /// already has sockets at the address, the socket uses their device instead.
     ///
     /// # Errors
     /// Those of [`bind_to`](Self::bind_to).
@@ -240,7 +244,7 @@ impl RdsSocket {
                 false => Err(RdsError::WouldBlock),
             },
         )?;
-        // The lock of `before` keeps other threads from binding the socket at the same time.
+        // The lock of `before` is held, so that no other thread can bind the socket at the same time.
         let _ = self.inner.bound.set(bound);
         Ok(())
     }
@@ -255,10 +259,10 @@ impl RdsSocket {
         bound.ok_or(RdsError::NotConnected("the socket has no address"))
     }
 
-    /// Sets the destination of messages that name none. Nothing is sent.
+    /// Sets the default destination, for messages that name none. No packet is sent.
     ///
     /// # Errors
-    /// The address is not that of one host.
+    /// The address is not a unicast address.
     pub fn connect(&self, to: SocketAddr) -> Result<(), RdsError> {
         if to.ip().is_unspecified() {
             return Err(RdsError::Destination(to));
@@ -268,28 +272,29 @@ impl RdsSocket {
         Ok(())
     }
 
-    /// The socket's address.
+    /// The address that the socket is bound to; `None` before the bind.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         Some(self.inner.bound.get()?.at)
     }
 
-    /// The destination of messages that name none.
+    /// The default destination that [`connect`](Self::connect) has set; `None` if there is none.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.before().peer
     }
 
-    /// The transport of the socket's messages: that of its address, or the chosen one.
+    /// The transport of the socket's messages: that of the device at its address or, before the bind, the chosen one.
+    /// `None` if neither is known.
     pub fn transport(&self) -> Option<RdsTransport> {
         let bound = self.inner.bound.get();
         let has = bound.map(|bound| RdsTransport::of(bound.node.transport()));
         has.or_else(|| self.before().transport)
     }
 
-    /// Chooses the transport of the socket's messages before the socket has an address. If no device is at the address, an
-    /// emulated one of this transport is made there.
+    /// Chooses the transport of the socket's messages before the socket is bound. If no device is at the address of the
+    /// later bind, an emulated one of this transport is created there.
     ///
     /// # Errors
-    /// There is no such transport, or the socket already has one.
+    /// The transport is not supported, or the socket already has one.
     pub fn set_transport(&self, transport: RdsTransport) -> Result<(), RdsError> {
         if self.transport().is_some() {
             return Err(RdsError::TransportChosen);
@@ -301,12 +306,12 @@ impl RdsSocket {
         Ok(())
     }
 
-    /// The options of the socket.
+    /// The current options of the socket.
     pub fn options(&self) -> SocketOptions {
         self.before().options
     }
 
-    /// Changes the options of the socket.
+    /// Changes the options of the socket with this function.
     pub fn set_options(&self, change: impl FnOnce(&mut SocketOptions)) {
         let mut before = self.before();
         change(&mut before.options);
@@ -320,22 +325,24 @@ impl RdsSocket {
         }
     }
 
-    /// Whether calls return [`WouldBlock`](RdsError::WouldBlock) or [`Congested`](RdsError::Congested) instead of blocking.
+    /// Sets whether calls that would have to wait return [`WouldBlock`](RdsError::WouldBlock) or
+    /// [`Congested`](RdsError::Congested) instead of blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.before().nonblocking = nonblocking;
     }
 
-    /// How long a receive call blocks at most; `None`, as at first, for as long as it takes.
+    /// Sets how long a receive call may block; `None`, the default, is without limit.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) {
         self.before().read_timeout = timeout;
     }
 
-    /// How long a send call blocks at most; `None`, as at first, for as long as it takes.
+    /// Sets how long a send call may block; `None`, the default, is without limit.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) {
         self.before().write_timeout = timeout;
     }
 
-    /// Sends a message. Blocks while the send buffer is full or the destination is congested, as the socket's settings allow.
+    /// Sends a message and returns its length in bytes. Blocks while the send buffer is full or the destination is
+    /// congested, unless the socket is nonblocking or its write timeout has passed.
     ///
     /// # Errors
     /// Those of [`send_msg`](Self::send_msg).
@@ -351,20 +358,20 @@ impl RdsSocket {
         self.send_msg(message, wait)
     }
 
-    /// Sends a whole message. The peer acknowledges it later: a socket that is closed earlier gives up the messages that it has
-    /// sent, see [`flush`](Self::flush).
+    /// Queues a whole message for sending and returns its length in bytes. The peer acknowledges it later: a socket that is
+    /// closed before then gives up its unacknowledged messages, see [`flush`](Self::flush).
     ///
     /// # Errors
-    /// The socket has no address or the message no destination, the message is too long, or the call would have to block longer
-    /// than `wait` allows. If earlier messages were given up, one call returns [`Undelivered`](RdsError::Undelivered) and does
-    /// not send its message.
+    /// The socket has no address or the message no destination, the message is too long, or the call would have to block
+    /// longer than `wait` allows. If earlier messages were given up, one call returns
+    /// [`Undelivered`](RdsError::Undelivered) and does not send its message.
     pub fn send_msg(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
         let outcome = bound.wait_for(&self.inner.shared, wait, |state| {
             try_send(state, bound.id, &mut outbound)
         });
-        // The peer does not know the memory that was registered for a message that is not sent.
+        // Memory that was registered for a message is freed if the message is not sent, because no peer knows its cookie.
         if let Control::Map(..) = message.control
             && let Some(cookie) = outbound.and_then(|outbound| outbound.cookie)
         {
@@ -373,7 +380,8 @@ impl RdsSocket {
         outcome.map(|()| length)
     }
 
-    /// Sends a message as [`send_to`](Self::send_to) does, without blocking the thread.
+    /// Sends a message as [`send_to`](Self::send_to) does; the task, not the thread, waits while the message cannot be
+    /// sent.
     ///
     /// # Errors
     /// Those of [`send_msg`](Self::send_msg).
@@ -454,7 +462,7 @@ impl RdsSocket {
         })
     }
 
-    /// Registers memory for peers, which use it by the returned cookie.
+    /// Registers memory of this program, which peers can then access by the returned cookie.
     ///
     /// # Errors
     /// The socket has no address, or the memory is empty or too long.
@@ -468,11 +476,11 @@ impl RdsSocket {
         keys.map(&node.context, &node.pd, &memory.into(), flags)
     }
 
-    /// Frees memory that was registered. From now on peers cannot access it.
+    /// Frees memory that was registered with [`get_mr`](Self::get_mr) or a message, so that peers can no longer access it.
     ///
     /// # Errors
-    /// No memory has this cookie. Cookie 0 means all memory that peers no longer use; it is accepted without effect, because such
-    /// memory is freed in any case.
+    /// No memory has this cookie. Cookie 0 asks Linux to flush memory that is no longer used; it is accepted without
+    /// effect, because such memory is always freed at once.
     pub fn free_mr(&self, cookie: Cookie) -> Result<(), RdsError> {
         self.bound()?;
         match cookie {
@@ -500,7 +508,8 @@ impl RdsSocket {
         Ok((bound, to, length))
     }
 
-    /// Receives a message. Blocks until there is one, as the socket's settings allow.
+    /// Receives one message into `room`. Blocks until there is one, unless the socket is nonblocking or its read timeout
+    /// has passed.
     ///
     /// # Errors
     /// Those of [`recv_msg`](Self::recv_msg).
@@ -511,12 +520,13 @@ impl RdsSocket {
         self.recv_msg(&mut [IoSliceMut::new(room)], wait, false)
     }
 
-    /// Receives a message, the outcome of operations, or the ports that became free; messages come last. Bytes that do not fit
-    /// into `room` are lost. With `peek` only messages are returned, and they stay in the queue.
+    /// Receives the outcomes of operations, the ports that are no longer congested, or one message: the first of these that
+    /// there is. The bytes of a message that do not fit into `room` are lost. With `peek` only a message is returned, and
+    /// it stays in the queue.
     ///
     /// # Errors
-    /// The socket has no address, or there is nothing to receive and the call would have to block longer than `wait` allows. If
-    /// messages that the socket has sent were given up, one call returns [`Undelivered`](RdsError::Undelivered).
+    /// The socket has no address, or there is nothing to receive and the call would have to block longer than `wait`
+    /// allows. If messages that the socket has sent were given up, one call returns [`Undelivered`](RdsError::Undelivered).
     pub fn recv_msg(
         &self,
         room: &mut [IoSliceMut<'_>],
@@ -538,7 +548,7 @@ impl RdsSocket {
         Ok(received(inbound, room))
     }
 
-    /// Receives a message as [`recv_from`](Self::recv_from) does, without blocking the thread.
+    /// Receives a message as [`recv_from`](Self::recv_from) does; the task, not the thread, waits until there is one.
     ///
     /// # Errors
     /// Those of [`recv_msg`](Self::recv_msg).
@@ -548,7 +558,8 @@ impl RdsSocket {
         Ok(received(inbound.await?, &mut [IoSliceMut::new(room)]))
     }
 
-    /// Runs `attempt` at each wake-up until it succeeds.
+    /// Calls `attempt` at each wake-up of the socket until it returns something other than
+    /// [`WouldBlock`](RdsError::WouldBlock) or congestion.
     async fn until<R>(
         &self,
         bound: &Bound,
@@ -567,7 +578,7 @@ impl RdsSocket {
         .await
     }
 
-    /// The length of the next message in bytes; `None` if there is none.
+    /// The length of the next message that waits to be received, in bytes; `None` if none waits.
     pub fn next_length(&self) -> Option<usize> {
         let bound = self.inner.bound.get()?;
         let length = bound
@@ -597,8 +608,9 @@ impl RdsSocket {
         self.inner.shared.watch.fd()
     }
 
-    /// The state that `poll` reports for the socket, as far as its node has taken in completions. Each later change is reported:
-    /// at once through the descriptor ([`fd`](Self::fd)) if the socket has one, else as [`on_change`](Self::on_change) says.
+    /// The readiness of the socket for `poll`, by the completions that its node has handled so far. Each later change is
+    /// reported: at once through the descriptor ([`fd`](Self::fd)) if the socket has one, else as
+    /// [`on_change`](Self::on_change) says.
     pub fn readiness(&self) -> Readiness {
         let has_descriptor = self.inner.shared.watch.clear();
         let Some(bound) = self.inner.bound.get() else {
@@ -620,13 +632,15 @@ impl RdsSocket {
         now
     }
 
-    /// Calls `told` whenever the readiness may have changed, on the thread that notices the change, with no lock held: at once
-    /// while a thread is [`Sleeping`], and otherwise within a millisecond.
+    /// Sets a callback that is called whenever the readiness may have changed, by the thread that notices the change, with
+    /// no lock held. It is called at once while a thread is [`Sleeping`], otherwise within a millisecond. `None` removes
+    /// the callback.
     pub fn on_change(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
         self.inner.shared.watch.tell(told);
     }
 
-    /// Gives up all messages to this destination, or to all destinations, that the peer has not acknowledged.
+    /// Gives up all unacknowledged messages of the socket to this destination, or to all destinations if `to` is `None`.
+    /// Waits until their operations no longer use memory.
     ///
     /// # Errors
     /// The socket has no address.
@@ -640,10 +654,11 @@ impl RdsSocket {
         Ok(())
     }
 
-    /// Waits until peers have acknowledged all messages of the socket. A program that closes the socket then gives up none.
+    /// Waits until peers have acknowledged all messages of the socket, so that closing the socket gives up none.
     ///
     /// # Errors
-    /// The socket has no address, the deadline has passed, or, in one call, [`Undelivered`](RdsError::Undelivered).
+    /// The socket has no address, `wait` does not allow to wait longer, or messages were already given up, which one call
+    /// reports as [`Undelivered`](RdsError::Undelivered).
     pub fn flush(&self, wait: Wait) -> Result<(), RdsError> {
         let bound = self.bound()?;
         let owing = bound.node.poll_with(|state| {
@@ -653,8 +668,8 @@ impl RdsSocket {
         if owing.is_empty() {
             return Ok(());
         }
-        // A peer acknowledges with the messages that it sends, and it may send none. So another socket pings the peer, whose
-        // answer acknowledges all earlier messages.
+        // A peer acknowledges with its own messages, and it may send none. So another socket pings the peer, whose answer
+        // acknowledges all earlier messages.
         let pings = Self::new();
         let mut address = bound.at;
         address.set_port(0);
@@ -676,7 +691,8 @@ impl RdsSocket {
         })
     }
 
-    /// The paths of the socket's host.
+    /// The paths from the socket's local address to its peers, each with its state. All sockets of this process at the
+    /// address share them.
     ///
     /// # Errors
     /// The socket has no address.
@@ -685,7 +701,7 @@ impl RdsSocket {
         Ok(bound.node.with(|state| state.host.paths().collect()))
     }
 
-    /// The event counters of the socket's host.
+    /// The event counters of the socket's local address, which all its sockets in this process share.
     ///
     /// # Errors
     /// The socket has no address.
@@ -695,7 +711,8 @@ impl RdsSocket {
 }
 
 impl Bound {
-    /// Runs `attempt` at once, then while it polls for a limited time, then at each wake-up, until it succeeds.
+    /// Runs `attempt` at once, then repeatedly while the thread polls for a limited time, then at each wake-up, until it no
+    /// longer fails for want of room or messages, or `wait` ends.
     fn wait_for<R>(
         &self,
         shared: &Shared,
@@ -719,7 +736,7 @@ impl Bound {
         let until = began + shared.spin.time();
         let until = deadline.map_or(until, |deadline| deadline.min(until));
         let mut polls = 0_u32;
-        // On some machines reading the clock costs more than a poll.
+        // On some machines reading the clock costs more than a poll, so it is read only every eighth time.
         while blocks(&outcome) && (polls % 8 != 7 || Instant::now() < until) {
             polls += 1;
             hint::spin_loop();
@@ -751,13 +768,13 @@ impl Bound {
     }
 }
 
-/// Takes a port of a node, exclusively on this machine.
+/// Takes a port of the node's address for a socket, exclusively among all processes of this machine; for port 0 a free one.
 fn take_port(
     node: &Arc<Node>,
     at: SocketAddr,
     options: SocketOptions,
 ) -> Result<(SocketId, SocketAddr, PortLock), RdsError> {
-    // If the host may choose, it chooses another port instead of waiting for one that may become free.
+    // For port 0 another port is tried, rather than waiting for this one to become free.
     let patience = match at.port() {
         0 => Duration::ZERO,
         _ => CHILD_CLOSES,
@@ -785,7 +802,7 @@ fn take_port(
     Err(RdsError::Port { at, error })
 }
 
-/// Reports once that messages of the socket were given up.
+/// Returns an error if messages of the socket were given up since the last call, so that the program is informed once.
 fn tell_undelivered(state: &mut State, id: SocketId) -> Result<(), RdsError> {
     match state.host.take_undelivered(id) {
         0 => Ok(()),
@@ -818,7 +835,7 @@ fn try_send(
     })
 }
 
-/// Copies the bytes of a message into slots.
+/// Copies the bytes of a message to send into slots of registered memory.
 fn fragments(
     pool: &Arc<Pool>,
     data: &[IoSlice<'_>],
@@ -860,7 +877,7 @@ fn received(inbound: Inbound<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     }
 }
 
-/// Copies the bytes of a message out of their slots.
+/// Copies the bytes of a received message from its slots to the program's buffers; the bytes that do not fit are lost.
 fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     let full_length = message.length as usize;
     let mut length = 0;
@@ -884,8 +901,8 @@ fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     }
 }
 
-/// Checks that an address is that of one host. A link-local one is that of a host on each link; with a scope it names one,
-/// which is not supported.
+/// Checks that an address belongs to a single host. A link-local address without a scope may be that of a host on any link;
+/// one with a scope is not supported.
 fn check_unicast(address: SocketAddr) -> Result<(), RdsError> {
     let is_one = match address {
         SocketAddr::V4(v4) => !v4.ip().is_multicast() && !v4.ip().is_broadcast(),

@@ -1,4 +1,4 @@
-//! How long a thread polls before it sleeps.
+//! How long a thread polls for a message or completion before it sleeps.
 
 use std::hint;
 use std::ops::RangeInclusive;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use polyverbs::provider::PerProcess;
 
-/// This many trivial system calls take about as long as a sleep and a wake-up.
+/// The number of trivial system calls that take about as long as putting a thread to sleep and waking it again.
 const SPIN_CALLS: u32 = 1000;
 const SPIN: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(2);
 
-/// The time that a sleep and a wake-up take, estimated once for each process.
+/// The time that putting a thread to sleep and waking it takes, estimated once per process by timing system calls.
 pub(crate) static SPIN_TIME: PerProcess<Duration> = PerProcess::new(|| {
     let calls = (0..8).map(|_| {
         let began = Instant::now();
@@ -23,15 +23,16 @@ pub(crate) static SPIN_TIME: PerProcess<Duration> = PerProcess::new(|| {
     (shortest * SPIN_CALLS).clamp(*SPIN.start(), *SPIN.end())
 });
 
-/// A sleep that is shorter than this many spin times should have been replaced by polling.
+/// The factor by which polling is extended, in multiples of `SPIN_TIME`. A sleep shorter than that should have been avoided
+/// by polling.
 const LONGER: u32 = 4;
 
-/// How long the calls of a socket poll before they sleep. They poll longer after a sleep that was short, as the sleeps of a
-/// program are that receives one answer after the other.
+/// How long the calls of one socket poll before they sleep. After a short sleep they poll longer, because the program is
+/// likely to wait for one answer after another.
 #[derive(Default)]
 pub(crate) struct Spin {
     is_longer: AtomicBool,
-    /// When the wait began that ended in a sleep, in nanoseconds; 0 if none did.
+    /// When the wait began that led to the present sleep, in nanoseconds; 0 if no thread sleeps.
     since: AtomicU64,
 }
 
@@ -43,12 +44,12 @@ impl Spin {
         }
     }
 
-    /// Notes that a wait, which began at this time, ends in a sleep.
+    /// Notes that a wait that began at this time leads to a sleep.
     pub(crate) fn sleeps(&self, began: Duration) {
         self.since.store(began.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Notes that the wait is over, if one ended in a sleep.
+    /// Notes the end of a wait. If it included a sleep, decides by its length how long later waits poll.
     pub(crate) fn is_awake(&self, now: impl FnOnce() -> Duration) {
         if self.since.load(Ordering::Relaxed) != 0 {
             let since = Duration::from_nanos(self.since.swap(0, Ordering::Relaxed));

@@ -1,13 +1,13 @@
-//! The transports that carry messages.
+//! The transports that can carry RDS messages.
 
 use polyverbs::Transport;
 
-/// The transport of a socket's messages.
+/// The transport that carries the messages of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdsTransport {
-    /// InfiniBand or RoCE.
+    /// InfiniBand or RoCE, with Linux's protocol `rds_rdma`.
     InfiniBand,
-    /// iWARP.
+    /// iWARP, with Linux's protocol `rds_rdma` and flow control.
     Iwarp,
     /// RDS over TCP, another protocol, which this crate does not implement.
     Tcp,

@@ -1,4 +1,5 @@
-//! The waiters of a socket: threads, tasks, a callback, and users of its descriptor.
+//! The waiters of one socket: threads and tasks that wait for a change of its readiness, its callback, and its descriptor
+//! for `poll`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,13 +11,14 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
-/// The waiters of a socket: see the [module](self). Without waiters a wake-up costs one atomic load.
+/// The waiters of one socket: threads and tasks that wait for a change of its readiness, its callback, and its descriptor
+/// for `poll`. Without waiters, a wake-up costs one atomic load.
 #[derive(Default)]
 pub(crate) struct Watch {
     waiting: AtomicUsize,
     state: Mutex<Waiting>,
     changed: Condvar,
-    /// Readable from the first wake-up after it was cleared.
+    /// An eventfd, made on demand, that is readable from the first wake-up after it was last cleared.
     event: OnceLock<OwnedFd>,
 }
 
@@ -28,7 +30,7 @@ struct Waiting {
     told: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-/// A thread that waits. While it exists, wake-ups are recorded.
+/// Registers a thread that is about to wait. While this exists, each wake-up is counted, so that the thread misses none.
 pub(crate) struct Waiter<'w>(&'w Watch);
 
 impl Watch {
@@ -36,12 +38,12 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is a waiter.
+    /// Whether the socket has a waiter of any kind.
     pub(crate) fn is_watched(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes all waiters, because the condition that they wait for may hold.
+    /// Wakes all waiters of the socket, because its readiness may have changed.
     pub(crate) fn wake(&self) {
         if !self.is_watched() {
             return;
@@ -52,7 +54,7 @@ impl Watch {
         let (told, threads) = (state.told.clone(), state.threads);
         self.waiting.fetch_sub(wakers.len(), Ordering::SeqCst);
         drop(state);
-        // The call is skipped without waiting threads, because it is a system call even then.
+        // `notify_all` is a system call even if no thread waits, so it is skipped then.
         if threads > 0 {
             self.changed.notify_all();
         }
@@ -65,12 +67,12 @@ impl Watch {
 
     fn show(&self) {
         if let Some(event) = self.event.get() {
-            // The write fails if the counter is full; then the descriptor is readable in any case.
+            // The write fails only if the counter of the eventfd is full, in which case it is readable anyway.
             let _ = write(event, &1_u64.to_ne_bytes());
         }
     }
 
-    /// A descriptor that is readable at first, and from the first wake-up after each [`clear`](Self::clear).
+    /// A descriptor that is readable at first, and again from the first wake-up after each [`clear`](Self::clear).
     ///
     /// # Errors
     /// The process cannot open further files.
@@ -85,7 +87,7 @@ impl Watch {
         Ok(self.event.get().expect("it was created above").as_fd())
     }
 
-    /// Makes the descriptor unreadable until the next wake-up. Returns whether there is a descriptor.
+    /// Makes the descriptor unreadable until the next wake-up. Returns false if the socket has no descriptor.
     pub(crate) fn clear(&self) -> bool {
         let event = self.event.get();
         event.is_some_and(|event| {
@@ -95,7 +97,7 @@ impl Watch {
         })
     }
 
-    /// Calls `told` at each wake-up from now on, instead of the previous callback.
+    /// Sets the callback that each later wake-up calls, in place of the previous one; `None` removes it.
     pub(crate) fn tell(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
         let mut state = self.lock();
         let now = usize::from(told.is_some());
@@ -105,7 +107,7 @@ impl Watch {
         self.waiting.fetch_sub(before, Ordering::SeqCst);
     }
 
-    /// Wakes a task at the next wake-up, once.
+    /// Registers a task, which the next wake-up wakes once.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut state = self.lock();
         if !state.wakers.iter().any(|other| other.will_wake(waker)) {
@@ -114,7 +116,8 @@ impl Watch {
         }
     }
 
-    /// Announces a thread that will wait, so that it misses no wake-up: check the condition next, then call [`Waiter::wait`].
+    /// Registers the calling thread as a waiter, so that it misses no wake-up: the caller checks the condition next, then
+    /// calls [`Waiter::wait`].
     pub(crate) fn waiter(&self) -> Waiter<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiter(self)
@@ -122,12 +125,13 @@ impl Watch {
 }
 
 impl Waiter<'_> {
-    /// The number of wake-ups so far: to be read before the check of the condition.
+    /// The number of wake-ups so far. The caller reads it before it checks the condition that it waits for.
     pub(crate) fn generation(&self) -> u64 {
         self.0.lock().generation
     }
 
-    /// Waits for a wake-up after this generation. Returns false if there was none by the deadline.
+    /// Waits for a wake-up after the one with this number. Returns false if there was none by the deadline; without a
+    /// deadline it waits as long as it takes.
     pub(crate) fn wait(&self, generation: u64, deadline: Option<Instant>) -> bool {
         let mut state = self.0.lock();
         state.threads += 1;

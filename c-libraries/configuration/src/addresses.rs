@@ -1,4 +1,4 @@
-//! The addresses of this machine.
+//! The IP addresses of this machine.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -6,7 +6,8 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 
-/// The addresses of interfaces that are up, with the names of the interfaces. None where the system does not report them.
+/// The addresses of all interfaces that are up, each with the name of its interface. Empty if the system does not report
+/// them.
 pub fn interfaces() -> Vec<(String, IpAddr)> {
     let Ok(entries) = getifaddrs() else {
         return Vec::new();
@@ -22,8 +23,8 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
 }
 
-/// The addresses at which there are devices by default: the loopback address, and every address of an interface that is not
-/// link-local.
+/// The addresses at which there are devices by default: the IPv4 loopback address, and the addresses of interfaces that
+/// other machines can reach, without link-local ones.
 pub fn addresses() -> Vec<IpAddr> {
     let mut found = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
     for (_, address) in interfaces() {

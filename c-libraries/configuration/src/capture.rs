@@ -1,4 +1,4 @@
-//! The capture of this process's devices.
+//! The packet capture of the devices of this process.
 
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -10,15 +10,15 @@ use polyverbs::provider::PerProcess;
 
 use crate::Configuration;
 
-// A buffer for the largest packet, so that each is written with one call.
+// The size of the write buffer in bytes: the largest packet fits, so that each packet is written with one system call.
 const LARGEST: usize = 128 << 10;
 
 impl Configuration {
-    /// The capture that is asked for, if one is: the same for all devices of a process. A child of a fork begins its own, because a
-    /// lock of the parent's may be held.
+    /// The packet capture into the configured file, which all devices of this process share; `None` if none is configured.
+    /// A child of a fork makes its own, because a thread of the parent may have held a lock of the inherited one.
     ///
     /// # Errors
-    /// Its file cannot be written.
+    /// The file cannot be opened or written.
     pub fn tap(&self) -> io::Result<Option<Tap>> {
         static BEGUN: PerProcess<Mutex<Option<Arc<OctetCapture>>>> =
             PerProcess::new(Mutex::default);

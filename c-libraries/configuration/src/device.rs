@@ -1,4 +1,4 @@
-//! The configuration of a device.
+//! The configuration of one emulated RDMA device.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,21 +15,21 @@ use verbs_api::{
 
 use crate::{addresses, text};
 
-/// The transport of a device.
+/// The transport of an emulated device, as named in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportName {
-    /// RoCEv2.
+    /// RoCEv2: InfiniBand's transport over UDP.
     #[default]
     Roce,
-    /// iWARP.
+    /// iWARP: RDMA over TCP.
     Iwarp,
 }
 
 impl TransportName {
     const ALL: [Self; 2] = [Self::Roce, Self::Iwarp];
 
-    /// Prefix of the names of its devices.
+    /// The prefix of the names of devices with this transport; a number follows it.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Roce => "ib",
@@ -65,14 +65,14 @@ impl FromStr for TransportName {
     }
 }
 
-/// The link layer that a port reports.
+/// The link layer that a device's port reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkLayer {
-    /// Ethernet: addresses are GIDs.
+    /// Ethernet: peers are addressed by GIDs.
     #[default]
     Ethernet,
-    /// InfiniBand: addresses may also be LIDs.
+    /// InfiniBand: peers may also be addressed by LIDs.
     Infiniband,
 }
 
@@ -88,7 +88,7 @@ impl FromStr for LinkLayer {
     }
 }
 
-/// A limit that can be reduced, by the name that verbs give it.
+/// A limit of a device that the configuration can lower, by the name that verbs give it, such as `max_qp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitName(pub Limit);
 
@@ -136,41 +136,43 @@ impl<'de> Deserialize<'de> for LimitName {
     }
 }
 
-/// A device.
+/// The configuration of one emulated RDMA device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Device {
-    /// Its name.
+    /// The name by which programs find the device.
     pub name: String,
-    /// Its transport.
+    /// The transport of the device.
     pub transport: TransportName,
-    /// Its address, one of this machine's.
+    /// The IP address of the device, one of this machine's.
     pub address: IpAddr,
-    /// Whether it reaches devices of other processes. Without a wire it connects only queue pairs of one process, and sends
-    /// nothing.
+    /// Whether the device can connect to other processes and machines. If not, it connects only QPs of one process and
+    /// sends no packet.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub wire: bool,
-    /// Whether processes of this machine exchange data through shared memory. Otherwise all traffic goes over sockets, where it
-    /// can be captured.
+    /// Whether the device may exchange data with processes of this machine through shared memory. If not, all traffic goes
+    /// over sockets, where it can be captured.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub shared_memory: bool,
-    /// iWARP: whether it requests checksums. If the peer requests them they are used in any case.
+    /// Only iWARP: whether the device requests CRCs of FPDUs when it connects. If the peer requests them, they are used in
+    /// any case.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub crc: bool,
-    /// iWARP: whether the passive side may send before the active side. MPA forbids it; Linux's siw as a client of a server
-    /// that sends first needs it.
+    /// Only iWARP: whether the passive side of a connection may send before the active side has. MPA forbids it, but
+    /// clients on Linux's siw need it when their server sends first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub speaks_first: bool,
-    /// Whether a slot of a send queue is freed only by polling a completion of the same or a later request, as in hardware.
+    /// Whether a send queue entry becomes free only when the program polls the completion of the same or a later request,
+    /// as with hardware. If not, it becomes free when the request completes.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub strict_signaling: bool,
-    /// RoCE: the link layer that its port reports.
+    /// Only RoCE: the link layer that the device's port reports; `None` for Ethernet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
-    /// The faults of its link.
+    /// The faults, such as packet loss, that the device's link injects; `None` for none.
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub fault: Option<FaultSpec>,
-    /// Reduced limits.
+    /// The limits of the device that are lowered, each with its new value.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<LimitName, u64>,
 }
@@ -193,14 +195,14 @@ impl Default for Device {
     }
 }
 
-// Room for its name and the terminating zero.
+// The length of a device name in `struct ibv_device`, with its terminating zero.
 const NAME: usize = 64;
 
 impl Device {
-    /// Makes it, for this process.
+    /// Creates the emulated device in this process. `tap`, if any, captures its packets.
     ///
     /// # Errors
-    /// Its address is another user's, or none of this machine.
+    /// The address belongs to another user's device, or is not one of this machine.
     pub fn make(&self, tap: Option<Tap>) -> Result<verbs_api::Device, EmulatedDeviceError> {
         let options = EmulatedOptions {
             name: Some(self.name.clone()),
@@ -227,12 +229,12 @@ impl Device {
         }
     }
 
-    /// The link layer that its port reports.
+    /// The link layer that the device's port reports.
     pub fn link_layer(&self) -> LinkLayer {
         self.link_layer.unwrap_or_default()
     }
 
-    /// Its GUID: locally administered, ending with its address.
+    /// The GUID of the device: locally administered and derived from its address.
     pub fn guid(&self) -> [u8; 8] {
         let transport = match self.transport {
             TransportName::Roce => Transport::InfiniBand,
@@ -241,7 +243,7 @@ impl Device {
         Guid::software(transport, self.address).0
     }
 
-    /// Its GIDs, by index.
+    /// The GID table of the device's port, by index.
     pub fn gids(&self) -> Vec<Gid> {
         match self.transport {
             TransportName::Roce => Gid::roce_table(self.address).to_vec(),
@@ -249,7 +251,7 @@ impl Device {
         }
     }
 
-    /// Its LID, where its port reports InfiniBand: the last part of its address.
+    /// The LID of the device's port, the last 16 bits of its address; `None` if its port does not report InfiniBand.
     pub fn lid(&self) -> Option<u16> {
         let infiniband = self.link_layer() == LinkLayer::Infiniband;
         infiniband.then(|| match self.address {
@@ -258,7 +260,7 @@ impl Device {
         })
     }
 
-    /// The address for a LID: its own address with another last part.
+    /// The address of the peer with this LID: the device's own address with the last 16 bits replaced by the LID.
     pub fn neighbour(&self, lid: u16) -> IpAddr {
         match self.address {
             IpAddr::V4(ip) => {
@@ -317,8 +319,8 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=no`, and limits
-    /// by their names.
+    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=no`, all
+    /// optional. Lowered limits follow by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {
@@ -371,7 +373,7 @@ fn yes_or_no(key: &str, value: &str) -> Result<bool, String> {
     }
 }
 
-/// One RoCE and one iWARP device at each of the [`addresses()`].
+/// One RoCE and one iWARP device at each of the [`addresses()`] of this machine.
 pub fn default_devices() -> Vec<Device> {
     let numbered = addresses().into_iter().enumerate();
     numbered

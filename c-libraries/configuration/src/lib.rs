@@ -1,7 +1,9 @@
-//! Which devices an unmodified program sees, and what of its activity is recorded.
+//! The configuration of the C libraries: the RDMA devices that an unmodified program sees, and what of its activity is
+//! traced and captured.
 //!
-//! The configuration is a text in TOML: a user writes it as a file, `polyverbs run` passes it on in [`VARIABLE`], and the C
-//! libraries read it there. Without it there are the [default devices](default_devices).
+//! The configuration is a TOML text. A user writes it as a file, `polyverbs run` passes it to the program in the
+//! environment variable [`VARIABLE`], and the C libraries read it there. Without a configuration there are the [default
+//! devices](default_devices).
 #![forbid(unsafe_code)]
 
 mod addresses;
@@ -20,30 +22,33 @@ use text::Parsed;
 use thiserror::Error;
 use toml::Spanned;
 
-/// The environment variable that holds the text.
+/// The environment variable that holds the configuration as TOML text.
 pub const VARIABLE: &str = "POLYVERBS_CONFIG";
 
-/// The environment variable that names the folder which stands for paths below `/sys` and `/dev`.
+/// The environment variable that names the directory which programs see in place of `/sys/class/infiniband*` and
+/// `/dev/infiniband`.
 pub const ROOT_VARIABLE: &str = "POLYVERBS_ROOT";
 
-/// Name of a trace file that stands for standard error.
+/// The name of a trace file that means standard error.
 pub const STANDARD_ERROR: &str = "-";
 
-/// The configuration.
+/// The configuration of the C libraries for one program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Configuration {
-    /// The file to which each verb is traced; [`STANDARD_ERROR`] for standard error.
+    /// The file to which each call of a verb is traced, one per line; [`STANDARD_ERROR`] means standard error, `None` no
+    /// trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// The file to which packets are captured.
+    /// The file in the pcap format to which packets are captured; `None` for no capture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcap: Option<PathBuf>,
-    /// The devices, in the order in which programs see them.
+    /// The devices, in the order in which programs list them.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
 }
 
-/// The parsed text: with positions, and with unset values left open.
+/// The configuration as parsed from TOML: with the positions of values for error messages, and `None` for values that are
+/// not set.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Text {
@@ -54,13 +59,13 @@ struct Text {
     device: Option<Vec<Spanned<Device>>>,
 }
 
-/// What is wrong with a configuration.
+/// The fault of a configuration, and its line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}{message}", line.map_or_else(String::new, |line| format!("line {line}: ")))]
 pub struct ConfigurationError {
-    /// The line, counted from 1, if known.
+    /// The line of the text, counted from 1; `None` if the fault is not in one line.
     pub line: Option<usize>,
-    /// What is wrong with it.
+    /// The fault, in words.
     pub message: String,
 }
 
@@ -82,7 +87,7 @@ impl ConfigurationError {
 }
 
 impl Configuration {
-    /// The configuration by default.
+    /// The configuration that applies if the user gives none: the default devices, no trace and no capture.
     pub fn standard() -> Self {
         Self {
             devices: default_devices(),
@@ -90,10 +95,10 @@ impl Configuration {
         }
     }
 
-    /// Parses a text.
+    /// Parses a configuration from TOML text.
     ///
     /// # Errors
-    /// It is not TOML, has unknown names or contradicts itself; the error names the line.
+    /// The text is not TOML, has unknown names or contradicts itself; the error names the line if it can.
     pub fn parse(text: &str) -> Result<Self, ConfigurationError> {
         let read: Text = toml::from_str(text).map_err(|error| {
             let told = ConfigurationError::new(error.message().replace('\n', ", "));
@@ -117,7 +122,7 @@ impl Configuration {
                 }
             }
         }
-        // The device's own setting has priority.
+        // A device's own setting has priority over the one for all devices.
         let said = configuration.devices.clone();
         if let Some(link_layer) = read.link_layer {
             let place = link_layer.span().start;
@@ -137,7 +142,8 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// The configuration in the environment, or the [standard](Self::standard) one.
+    /// Parses the configuration in the environment variable [`VARIABLE`]; if it is not set, returns the
+    /// [standard](Self::standard) one.
     ///
     /// # Errors
     /// Those of [`parse`](Self::parse).
@@ -149,7 +155,7 @@ impl Configuration {
         }
     }
 
-    /// The configuration as a text.
+    /// The configuration as TOML text, which [`parse`](Self::parse) reads.
     ///
     /// # Errors
     /// A path is not UTF-8.
@@ -157,10 +163,11 @@ impl Configuration {
         toml::to_string(self).map_err(|error| ConfigurationError::new(error.to_string()))
     }
 
-    /// Adds a device. Without a name it gets the next one of its kind.
+    /// Adds a device at the end of the list. A device without a name gets the first free name of its transport, such as
+    /// `ib0`.
     ///
     /// # Errors
-    /// The name is taken, or its settings contradict each other.
+    /// Another device has the name, or the device's settings contradict each other.
     pub fn add(&mut self, mut device: Device) -> Result<(), ConfigurationError> {
         if device.name.is_empty() {
             let names = (0..).map(|number| format!("{}{number}", device.transport.prefix()));
@@ -176,15 +183,15 @@ impl Configuration {
         Ok(())
     }
 
-    /// The device with this name.
+    /// The device with this name; `None` if there is none.
     pub fn device(&self, name: &str) -> Option<&Device> {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// The device with this name, to be changed.
+    /// The device with this name.
     ///
     /// # Errors
-    /// There is none; the error lists those that exist.
+    /// There is none; the error lists the names that exist.
     pub fn named(&self, name: &str) -> Result<&Device, ConfigurationError> {
         self.device(name).ok_or_else(|| {
             let known: Vec<_> = self.devices.iter().map(|known| &*known.name).collect();
@@ -193,7 +200,7 @@ impl Configuration {
         })
     }
 
-    /// Sets the link layer that every RoCE device reports.
+    /// Sets the link layer that all RoCE devices report.
     ///
     /// # Errors
     /// There is no RoCE device.
@@ -212,10 +219,11 @@ impl Configuration {
         Err(ConfigurationError::new(message))
     }
 
-    /// Sets the faults of the links of all devices that have links.
+    /// Sets the faults, such as packet loss, that the links of the devices inject. A device whose transport does not
+    /// support them stays as it is.
     ///
     /// # Errors
-    /// No device has one.
+    /// No device supports these faults.
     pub fn set_fault(&mut self, fault: FaultSpec) -> Result<(), ConfigurationError> {
         let mut wrong = None;
         let mut found = false;

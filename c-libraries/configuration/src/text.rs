@@ -1,11 +1,11 @@
-//! Values with a text form of their own, as strings of TOML.
+//! Conversion of values that are strings in the TOML configuration and have a `FromStr` of their own.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
 
-/// A value parsed from a string.
+/// A value that is deserialized by parsing a string with its `FromStr`.
 pub(crate) struct Parsed<T>(pub(crate) T);
 
 impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Parsed<T> {
@@ -15,7 +15,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Parsed<T> {
     }
 }
 
-/// An optional value.
+/// Serializes an optional value as a string, by its `Display` and `FromStr`. For serde's `with`.
 pub(crate) mod optional {
     use std::fmt::Display;
     use std::str::FromStr;

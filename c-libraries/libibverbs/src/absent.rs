@@ -1,4 +1,4 @@
-//! Functions that are not implemented: they fail as functions of their signature do, and appear in a trace.
+//! The verbs that are not implemented: each fails with EOPNOTSUPP in the way of its signature, and appears in a trace.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -6,30 +6,30 @@ use std::ptr;
 
 use crate::errno::Errno;
 
-/// For functions that return an error number.
+/// Implements unsupported verbs that return an error number.
 pub extern "C-unwind" fn number() -> c_int {
     Errno::OPNOTSUPP.set()
 }
 
-/// For functions that return -1.
+/// Implements unsupported verbs that return -1 and set `errno`.
 pub extern "C-unwind" fn minus_one() -> c_int {
     Errno::OPNOTSUPP.set();
     -1
 }
 
-/// For functions that return a pointer.
+/// Implements unsupported verbs that return a pointer: returns null and sets `errno`.
 pub extern "C-unwind" fn null() -> *mut c_void {
     Errno::OPNOTSUPP.set();
     ptr::null_mut()
 }
 
-/// For functions that return nothing, or a number of which 0 means none.
+/// Implements unsupported verbs that return nothing, or a count: sets `errno` and returns 0.
 pub extern "C-unwind" fn nothing() -> c_int {
     Errno::OPNOTSUPP.set();
     0
 }
 
-/// `ibv_post_srq_ops`, for tag matching: the first operation fails.
+/// Implements `ibv_post_srq_ops`, for tag matching, which is not supported: reports the first operation as the bad one.
 ///
 /// # Safety
 /// `bad_op` is null or writable.

@@ -1,4 +1,4 @@
-//! Address handles and their attributes in C.
+//! Address handles and their attributes, for C programs.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -13,13 +13,13 @@ use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
 use crate::pd;
 
-/// The layout of a handle.
+/// An address handle: its public structure and the library's part.
 pub type AhObject = Object<IbvAh, Ah>;
 
-/// The path of an address handle: by GID, or by LID where the port reports InfiniBand.
+/// Converts the attributes of an address handle: the destination is a GID or, if the port reports InfiniBand, may be a LID.
 ///
 /// # Errors
-/// There is no GRH, which every path on Ethernet needs, or no such GID index.
+/// The attributes have no GRH, which every destination on Ethernet needs, or an unused GID index.
 pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
     let port = context.query_port(attr.port_num)?;
     let attributes = context.attributes();
@@ -37,7 +37,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
     let address = port.address.peer(gid);
     Ok(AddressVector {
         address,
-        // A neighbour's GID is derived from its LID.
+        // The GID of a peer with a LID is derived from the LID.
         is_global: true,
         dgid: gid,
         // Only 20 bits count, as in the kernel: UCX sets more.
@@ -45,17 +45,17 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
         sgid_index,
         hop_limit: match gid.is_multicast() {
             true => attr.grh.hop_limit,
-            // Linux's core replaces the program's limit by the route's: `ibv_rc_pingpong` asks for 1.
+            // Linux replaces the program's hop limit by that of the route: `ibv_rc_pingpong` asks for 1.
             false => AddressVector::new(address, gid, attr.port_num).hop_limit,
         },
         ..attr.into()
     })
 }
 
-/// `ibv_create_ah`.
+/// Implements `ibv_create_ah`.
 ///
 /// # Safety
-/// `attr` is null or readable, and the domain is not freed meanwhile.
+/// `attr` is null or readable, and the domain is not freed during the call.
 pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut IbvAh {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
@@ -65,7 +65,7 @@ pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -
         let public = unsafe { (*pd).context };
         // SAFETY: a domain is live, so its device is.
         let state = unsafe { context::own(public) }?;
-        // iWARP has no datagrams.
+        // iWARP has no datagrams, so it has no address handles.
         if state.context.attributes().transport == Transport::Iwarp {
             return Err(Errno::OPNOTSUPP);
         }
@@ -79,17 +79,17 @@ pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -
     }))
 }
 
-/// `ibv_destroy_ah`.
+/// Implements `ibv_destroy_ah`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn destroy(ah: *mut IbvAh) -> c_int {
     let end = |own: &Ah| Ok(own.clone().destroy().wait()?);
     // SAFETY: as the caller promises.
     code(unsafe { AhObject::end(ah, end) })
 }
 
-/// `ibv_init_ah_from_wc`.
+/// Implements `ibv_init_ah_from_wc`.
 ///
 /// # Safety
 /// The structures are readable, and `target` is writable.
@@ -118,7 +118,7 @@ pub unsafe extern "C-unwind" fn init_from_wc(
     }))
 }
 
-/// `ibv_create_ah_from_wc`.
+/// Implements `ibv_create_ah_from_wc`.
 ///
 /// # Safety
 /// As for [`init_from_wc`].

@@ -1,4 +1,4 @@
-//! Requests that a program builds call by call.
+//! The work requests that a program builds by `ibv_wr_*` calls, until it posts them.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -6,28 +6,29 @@ use std::ptr;
 use crate::abi::{IbvSendWr, IbvSge, send_flags};
 use crate::errno::Errno;
 
-/// The requests built since `ibv_wr_start`. The lists keep their capacity, so that later batches allocate nothing.
+/// The requests that were built since `ibv_wr_start`. The vectors keep their capacity, so that later batches allocate
+/// nothing.
 #[derive(Default)]
 pub struct Builder {
     requests: Vec<Pending>,
     // The SGEs of all requests, one after the other.
     entries: Vec<IbvSge>,
     inlined: Vec<u8>,
-    // Why a call was refused, which only `ibv_wr_complete` can report.
+    // The error of the first call with invalid arguments, which only `ibv_wr_complete` can report.
     refused: Option<Errno>,
 }
 
 struct Pending {
     wr: IbvSendWr,
-    // Where its own SGEs and inline data begin in these lists.
+    // Where the SGEs and inline data of this request begin in the vectors of the builder.
     entries: usize,
     inlined: usize,
-    // Inline data of all requests.
+    // An SGE for the inline data of this request.
     bytes: IbvSge,
 }
 
 impl Builder {
-    /// Removes all requests.
+    /// Removes all requests that were built, and the error of a call.
     pub(crate) fn clear(&mut self) {
         self.requests.clear();
         self.entries.clear();
@@ -35,12 +36,12 @@ impl Builder {
         self.refused = None;
     }
 
-    /// A call had invalid arguments: the requests are not posted.
+    /// Notes that a call had invalid arguments, so that `ibv_wr_complete` fails with `why` and posts nothing.
     pub(crate) fn refuse(&mut self, why: Errno) {
         self.refused.get_or_insert(why);
     }
 
-    /// Begins another request, which is the last one from now on.
+    /// Begins a request; later calls complete it until the next one begins.
     pub(crate) fn begin(&mut self, wr: IbvSendWr) -> &mut IbvSendWr {
         self.requests.push(Pending {
             wr,
@@ -51,7 +52,7 @@ impl Builder {
         &mut self.requests.last_mut().expect("just added").wr
     }
 
-    /// Sets the SGEs of the last request.
+    /// Sets the SGEs of the request that was begun last, in place of earlier ones.
     pub(crate) fn set_entries(&mut self, list: &[IbvSge]) {
         if let Some(last) = self.requests.last() {
             self.entries.truncate(last.entries);
@@ -59,7 +60,7 @@ impl Builder {
         }
     }
 
-    /// Makes the last request's data inline, and removes what it has so far.
+    /// Marks the data of the request that was begun last as inline, and removes its inline data so far.
     pub(crate) fn begin_inlined(&mut self) {
         if let Some(last) = self.requests.last_mut() {
             last.wr.send_flags |= send_flags::INLINE;
@@ -67,22 +68,22 @@ impl Builder {
         }
     }
 
-    /// Appends inline data to the last request.
+    /// Appends inline data to the request that was begun last.
     pub(crate) fn inline(&mut self, bytes: &[u8]) {
         if !self.requests.is_empty() {
             self.inlined.extend_from_slice(bytes);
         }
     }
 
-    /// The last request.
+    /// The request that was begun last; `None` if there is none.
     pub(crate) fn last(&mut self) -> Option<&mut IbvSendWr> {
         self.requests.last_mut().map(|pending| &mut pending.wr)
     }
 
-    /// The requests as a null-terminated list.
+    /// Links the requests to a null-terminated list for `ibv_post_send`. The list is valid until the builder changes.
     ///
     /// # Errors
-    /// Why a call was refused.
+    /// The error of the first call with invalid arguments.
     pub(crate) fn link(&mut self) -> Result<*mut IbvSendWr, Errno> {
         if let Some(errno) = self.refused {
             return Err(errno);

@@ -1,9 +1,10 @@
-//! Threads that their program cancels with `pthread_cancel`.
+//! Threads that the program cancels with `pthread_cancel`.
 //!
-//! The C library cancels a thread by unwinding its stack from the system call that it sleeps in. Frames of Rust with destructors,
-//! locks among them, must not be unwound so. Therefore a verb runs with cancellation disabled, except while it sleeps in
-//! [`sleep_in`]: a frame there stops the unwinding, the verb returns an error through all frames of Rust, and
-//! `continue_unwinding` goes on in the frame of its entry, where nothing is left to be dropped.
+//! The C library cancels a thread by unwinding its stack from the system call in which it sleeps. Rust frames with
+//! destructors, such as those of locks, must not be unwound in this way. So verbs run with cancellation disabled, except
+//! while they sleep in [`sleep_in`], whose frame stops the unwinding. The verb then returns an error through all Rust
+//! frames, and `continue_unwinding` resumes the cancellation in the frame of the verb's entry, where nothing is left to be
+//! dropped.
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;
@@ -15,13 +16,13 @@ use crate::errno::Errno;
 
 const DISABLED: c_int = 1;
 
-/// The object that the unwinder hands from frame to frame.
+/// The exception object that the unwinder passes from frame to frame.
 #[repr(C)]
 struct Exception([u8; 0]);
 
 thread_local! {
-    // What the program has chosen for the thread, while the thread runs a verb. None of these has a destructor: a verb may be
-    // called when the thread ends.
+    // The cancellation state that the program has chosen for this thread, while the thread runs a verb. These variables
+    // have no destructors, because a verb may be called when the thread ends.
     static PROGRAMS: Cell<c_int> = const { Cell::new(DISABLED) };
     static STOPPED: Cell<*mut Exception> = const { Cell::new(ptr::null_mut()) };
 }
@@ -42,19 +43,20 @@ fn set_state(state: c_int) -> c_int {
     before
 }
 
-/// Disables cancellation for a verb. Returns what [`restore`] needs: a signal handler may call a verb inside another one.
+/// Disables cancellation at the begin of a verb. Returns the value to pass to [`restore`]: a signal handler may call a verb
+/// while another one runs.
 #[inline]
 pub(crate) fn disable() -> c_int {
     PROGRAMS.replace(set_state(DISABLED))
 }
 
-/// The end of a verb, for which cancellation was disabled.
+/// Restores the program's cancellation state at the end of a verb. `outer` is the result of [`disable`].
 #[inline]
 pub(crate) fn restore(outer: c_int) {
     set_state(PROGRAMS.replace(outer));
 }
 
-/// Goes on with the cancellation that was stopped in the verb that ends, if one was.
+/// Resumes the cancellation of the thread that was stopped in the verb which now ends, if there was one.
 ///
 /// # Safety
 /// No frame up to that of the program has anything to drop.
@@ -67,13 +69,13 @@ pub(crate) unsafe extern "C-unwind" fn continue_unwinding() {
     }
 }
 
-/// Calls a function of the C library that may sleep, and in which the thread may be cancelled.
+/// Calls a function of the C library that may sleep. The program may cancel the thread meanwhile.
 ///
 /// # Errors
-/// That of the function, which returns a number below zero then; ECANCELED if the thread was cancelled.
+/// The function's `errno`, if it returns a negative number; ECANCELED if the thread was cancelled.
 ///
 /// # Safety
-/// The function is one of C that takes these arguments. Its result is an `int`, or fits one.
+/// The function is a C function that takes these arguments. Its result is an `int`, or fits one.
 pub unsafe fn sleep_in(function: *const c_void, arguments: [usize; 4]) -> Result<c_int, Errno> {
     let [first, second, third, fourth] = arguments;
     let before = set_state(PROGRAMS.get());
@@ -91,7 +93,8 @@ pub unsafe fn sleep_in(function: *const c_void, arguments: [usize; 4]) -> Result
     }
 }
 
-/// What the unwinder asks for the frame of [`call`]: a forced unwinding, which has no search phase, goes on at [`landing`].
+/// The personality routine of the frame of [`call`]: a forced unwinding, by which the C library cancels a thread, continues
+/// at [`landing`].
 unsafe extern "C" fn personality(
     _version: c_int,
     actions: c_int,
@@ -112,7 +115,7 @@ unsafe extern "C" fn personality(
     INSTALL_CONTEXT
 }
 
-// The frame of `call`: made, with the fifth argument called, and left.
+// The assembly of `call`: makes a frame and calls the fifth argument, or leaves the frame with -1.
 #[cfg(target_arch = "x86_64")]
 macro_rules! frame {
     (call) => {
@@ -160,7 +163,7 @@ unsafe extern "C" fn call(
 ) -> isize {
     naked_asm!(
         ".cfi_startproc",
-        // Where its personality is: at a distance from here, through a pointer.
+        // The encoding of the personality routine: a relative pointer to its address.
         ".cfi_personality 0x9b, polyverbs.cancel.personality",
         frame!(call),
         ".cfi_endproc",
@@ -172,7 +175,7 @@ unsafe extern "C" fn call(
     )
 }
 
-// The rest of `call`, for a function that did not return.
+// Leaves the frame of `call` with the result -1, for a function that was unwound.
 #[unsafe(naked)]
 unsafe extern "C" fn landing() {
     naked_asm!(frame!(fail))

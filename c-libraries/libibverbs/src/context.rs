@@ -1,4 +1,4 @@
-//! Open devices and their asynchronous events.
+//! Contexts, the open devices of a C program, and their asynchronous events.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -27,57 +27,57 @@ use crate::object;
 use crate::setup;
 use crate::sinks::Sinks;
 
-/// The layout of an open device.
+/// The memory layout of a context: the public structures, then the library's part.
 #[repr(C)]
 pub struct OpenContext {
     verbs: VerbsContext,
     own: State,
 }
 
-/// Our part of it.
+/// The library's part of a context.
 pub struct State {
-    /// The open device.
+    /// The context of `verbs-api` that this one stands for.
     pub context: Context,
-    /// What it shares with its imports.
+    /// The state that it shares with the contexts that were imported from it.
     pub shared: Arc<Shared>,
     cmd_fd: Unshared,
 }
 
-/// What an open device and its imports share.
+/// The state that a context shares with all contexts that were imported from it.
 pub struct Shared {
     context: Context,
-    /// The device.
+    /// The device in the list of devices that the program has.
     pub listed: &'static ListedDevice,
     _device: Arc<Device>,
-    // The file that stands for the device: duplicates of its descriptor refer to the same file.
+    // The inode of the file of `cmd_fd`, by which an import recognizes duplicates of the descriptor.
     file: u64,
     events: Arc<Events<AsyncEvent>>,
-    // The structures that events refer to.
+    // The addresses of the public structures of objects, for their asynchronous events.
     elements: Mutex<HashMap<ObjectId, usize>>,
     unacknowledged: Mutex<Vec<(IbvAsyncEvent, AsyncEvent)>>,
     handles: AtomicU32,
-    /// Protection domains by handle.
+    /// The protection domains, by the handle that programs import them by.
     pub pds: Mutex<HashMap<u32, Pd>>,
-    /// Regions by handle.
+    /// The MRs, by the handle that programs import them by.
     pub mrs: Mutex<HashMap<u32, Mr>>,
-    /// Second keys for the sinks of reads, on devices that need them.
+    /// Second keys for the destination buffers of RDMA reads; `None` if the device needs none.
     pub sinks: Option<Arc<Sinks>>,
-    /// Device memory by handle.
+    /// The allocations of device memory, by the handle that programs import them by.
     pub dms: Mutex<HashMap<u32, Memory>>,
-    /// Queue pairs by number: a program may name a queue pair so when it connects.
+    /// The QPs by number, because `rdma_accept` and `rdma_connect` may get only the number of a QP.
     pub qps: Mutex<HashMap<u32, Qp>>,
 }
 
-// All open devices, among which an import finds its own. A child of a fork has none of its parent's.
+// The open devices of this process, among which an import finds its own. A child of a fork begins without any.
 static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
 impl Shared {
-    /// An unused number for an object that the device gives none.
+    /// A new handle for an object that has no number of its own.
     pub fn next_handle(&self) -> u32 {
         self.handles.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The queue pair with this number, of any context that has opened this device.
+    /// The QP with this number, in any context of this device in this process; `None` if there is none.
     pub fn queue_pair(&self, qp_num: u32) -> Option<Qp> {
         let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
         let mut same = open.iter().filter(|open| ptr::eq(open.listed, self.listed));
@@ -90,7 +90,7 @@ unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-// The inode of the file behind a descriptor.
+// The inode of the file that a descriptor refers to.
 fn file_of(fd: c_int) -> Result<u64, Errno> {
     // SAFETY: numbers only, for which zero is a value.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -115,10 +115,10 @@ impl State {
     /// Opens a device.
     ///
     /// # Errors
-    /// The device cannot be opened, or there is no file descriptor left.
+    /// The device cannot be opened, or the process cannot open further files.
     pub fn open(listed: &'static ListedDevice) -> Result<Self, Errno> {
         let (device, context) = listed.open()?;
-        // A file that is no other's: the end of a pipe, because some sandboxes refuse memfd_create.
+        // A file of its own: the end of a pipe, because some sandboxes refuse `memfd_create`.
         let cmd_fd = Unshared::made(|| Ok(io::pipe()?.0.into()));
         let cmd_fd = cmd_fd.map_err(|error| without_pipe(Errno(errno_of(&error))))?;
         let events = Arc::new(Events::new().map_err(without_pipe)?);
@@ -146,10 +146,11 @@ impl State {
         Ok(Self::of(shared, cmd_fd))
     }
 
-    /// The open device of a descriptor or of its duplicate. The library owns the descriptor from then on.
+    /// Another context of the open device that this descriptor, a `cmd_fd` or its duplicate, belongs to. The library closes
+    /// the descriptor with the context.
     ///
     /// # Errors
-    /// It is no open device's.
+    /// `EBADF`: the descriptor is not that of an open device.
     pub fn import(cmd_fd: c_int) -> Result<Self, Errno> {
         let file = file_of(cmd_fd)?;
         let open = lock(&OPEN);
@@ -170,12 +171,13 @@ impl State {
         }
     }
 
-    /// Remembers the structure of an object.
+    /// Records the address of an object's public structure, for the object's asynchronous events.
     pub fn place<C>(&self, id: ObjectId, at: *mut C) {
         lock(&self.shared.elements).insert(id, at.expose_provenance());
     }
 
-    /// Destroys an object that has events. Discards those not fetched, and waits for those fetched and not acknowledged.
+    /// Destroys an object that can have asynchronous events, by `destruction`: discards its events that the program has not
+    /// fetched, and waits until the program has acknowledged those that it has.
     ///
     /// # Errors
     /// The object is in use.
@@ -191,7 +193,7 @@ impl State {
         Ok(())
     }
 
-    /// The structure of an object.
+    /// The address of an object's public structure; null if none was recorded.
     pub fn element(&self, id: ObjectId) -> *mut c_void {
         let at = lock(&self.shared.elements)
             .get(&id)
@@ -201,28 +203,28 @@ impl State {
     }
 }
 
-/// Our part of an open device.
+/// The library's part of a context.
 ///
 /// # Errors
-/// The pointer is null, or the device was closed.
+/// The pointer is null, or the context was closed.
 ///
 /// # Safety
-/// The device is not closed while the result is used.
+/// The context is not closed while the result is used.
 pub unsafe fn own<'a>(context: *const IbvContext) -> Result<&'a State, Errno> {
     object::check(context)?;
     // SAFETY: live, so it is what `create` made: the public part lies at that place of it.
     Ok(unsafe { &(*context.byte_sub(CONTEXT).cast::<OpenContext>()).own })
 }
 
-/// The tables of functions that programs call.
+/// The operation tables of a context, through which programs call verbs.
 pub struct Tables {
-    /// `ibv_context_ops`, in the context.
+    /// The table `ibv_context_ops`, in `ibv_context`.
     pub ops: [Slot; OPS_SLOTS],
-    /// `verbs_context`, in front of it.
+    /// The table in `verbs_context`, which is located before `ibv_context`.
     pub verbs: [Slot; VERBS_SLOTS],
 }
 
-/// Makes the structure of an open device, and returns the program's pointer to it.
+/// Allocates the public structures of a context, and returns the pointer for the program.
 pub fn create(own: State, tables: Tables) -> *mut IbvContext {
     let limits = own.context.limits();
     let open = Box::new(OpenContext {
@@ -246,10 +248,10 @@ pub fn create(own: State, tables: Tables) -> *mut IbvContext {
     object::remember(at.cast::<IbvContext>())
 }
 
-/// Frees the structure, unless it is a parent's: that is forgotten.
+/// Frees a context. One that this process has inherited from its parent is only forgotten.
 ///
 /// # Safety
-/// [`create`] made it, it is live, and it is not used any more.
+/// [`create`] made it, it is live, and the program does not use it after this call.
 pub unsafe fn destroy(context: *mut IbvContext) {
     if object::forget(context) {
         // SAFETY: as the caller promises.
@@ -257,10 +259,10 @@ pub unsafe fn destroy(context: *mut IbvContext) {
     }
 }
 
-/// `ibv_get_async_event`.
+/// Implements `ibv_get_async_event`.
 ///
 /// # Safety
-/// `event` is null or writable, and the device is not closed meanwhile.
+/// `event` is null or writable, and the device is not closed during the call.
 pub unsafe extern "C-unwind" fn get_async_event(
     context: *mut IbvContext,
     event: *mut IbvAsyncEvent,
@@ -289,7 +291,7 @@ pub unsafe extern "C-unwind" fn get_async_event(
     }))
 }
 
-/// `ibv_ack_async_event`. The event does not name its open device: it is looked for on all.
+/// Implements `ibv_ack_async_event`. The event names no context; the context is found through the object of the event.
 ///
 /// # Safety
 /// `event` is null, or was filled by [`get_async_event`].
@@ -298,7 +300,7 @@ pub unsafe extern "C-unwind" fn ack_async_event(event: *mut IbvAsyncEvent) {
     let Some(event) = (unsafe { event.as_ref() }) else {
         return;
     };
-    // Queue pairs, completion queues and shared receive queues begin with their context.
+    // These event types have a QP, CQ or SRQ, whose public structures begin with their context.
     if !matches!(event.event_type, 0..=7 | 14..=16) || !object::is_live(event.element) {
         return;
     }
@@ -316,12 +318,12 @@ pub unsafe extern "C-unwind" fn ack_async_event(event: *mut IbvAsyncEvent) {
     }
 }
 
-/// `ibv_fork_init`: does nothing. Memory is not pinned, so forks need no care.
+/// Implements `ibv_fork_init`, which has nothing to do: memory is not pinned, so forks need no care.
 pub extern "C-unwind" fn fork_init() -> c_int {
     0
 }
 
-/// `ibv_is_fork_initialized`: not needed.
+/// Implements `ibv_is_fork_initialized`: returns `IBV_FORK_UNNEEDED`.
 pub extern "C-unwind" fn is_fork_initialized() -> c_int {
     2
 }

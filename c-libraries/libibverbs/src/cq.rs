@@ -1,4 +1,4 @@
-//! Completion queues and channels.
+//! Completion queues and completion channels, for C programs.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -24,37 +24,38 @@ use crate::events::Events;
 use crate::lock::lock;
 use crate::object::Object;
 
-/// The layout of a channel.
+/// A completion channel: its public structure and the library's part.
 type ChannelObject = Object<IbvCompChannel, Arc<Channel>>;
 
 struct Channel {
-    // The queues by the identity that events have.
+    // The events that wait to be fetched: each is the address of its CQ.
     events: Events<usize>,
     queues: AtomicU32,
 }
 
-/// The layout of a completion queue, always that of an extended one.
+/// A CQ: its public structure, always that of an extended CQ, and the library's part.
 type CqObject = Object<IbvCqEx, State>;
 
-/// Our part of it.
+/// The library's part of a CQ.
 pub struct State {
-    /// The queue.
+    /// The CQ of `verbs-api` that this one stands for.
     pub cq: Cq,
     channel: Option<Arc<Channel>>,
-    // Events fetched and not acknowledged.
+    // Events that the program has fetched and not acknowledged.
     unacknowledged: Mutex<u32>,
     acknowledged: Condvar,
-    // Completions kept while those of a reset queue pair were searched for.
+    // Completions that were taken from the CQ while those of a reset QP were discarded. They are polled first.
     kept: Mutex<VecDeque<Completion>>,
     has_kept: AtomicBool,
-    // See `packet_type`; 0 except on RoCE.
+    // The value of `ibv_wc.sl` for datagrams received on RoCE, see `packet_type`; 0 on other devices.
     packet_type: u8,
-    // The completions of `ibv_start_poll`: the program's alone until `ibv_end_poll`.
+    // The completion that the `ibv_wc_read_*` calls read. Only the thread between `ibv_start_poll` and `ibv_end_poll`
+    // accesses it.
     current: UnsafeCell<Completion>,
 }
 
 impl State {
-    // Polls; the kept completions come first.
+    // Polls the CQ; kept completions come first.
     #[inline(always)]
     fn fetch<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], Errno> {
         if !self.has_kept.load(Ordering::Acquire) {
@@ -74,7 +75,7 @@ impl State {
         &mut slots[..count]
     }
 
-    /// Discards the completions of a queue pair that was reset, as drivers of hardware do.
+    /// Discards the completions of a QP that was reset, as drivers of hardware do.
     pub fn forget(&self, qp_num: Qpn) {
         let mut kept = lock(&self.kept);
         let mut slot = [Completion::default()];
@@ -86,11 +87,10 @@ impl State {
     }
 }
 
-/// Our part of a completion queue.
+/// The library's part of a CQ.
 ///
 /// # Errors
-/// The pointer is null, or the queue was destroyed.
-/// It is null, or the queue was destroyed.
+/// The pointer is null, or the CQ was destroyed.
 ///
 /// # Safety
 /// The queue is not destroyed while the result is used.
@@ -99,10 +99,10 @@ pub unsafe fn own<'a>(cq: *const IbvCq) -> Result<&'a State, Errno> {
     unsafe { CqObject::own(cq.cast()) }
 }
 
-/// `ibv_create_comp_channel`.
+/// Implements `ibv_create_comp_channel`.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe extern "C-unwind" fn create_channel(context: *mut IbvContext) -> *mut IbvCompChannel {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|_| {
@@ -119,10 +119,10 @@ pub unsafe extern "C-unwind" fn create_channel(context: *mut IbvContext) -> *mut
     }))
 }
 
-/// `ibv_destroy_comp_channel`.
+/// Implements `ibv_destroy_comp_channel`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
     let end = |own: &Arc<Channel>| match own.queues.load(Ordering::Acquire) {
         0 => Ok(()),
@@ -185,9 +185,9 @@ unsafe fn make(
     Ok(at)
 }
 
-// The value of `ibv_wc.sl` for a datagram received on RoCE: the headers that it had, as drivers of hardware report them (RoCEv2
-// has no service level, and IBA A17.4.5.1 wants the completion to report this). UCX drops datagrams whose routing header does
-// not match. Elsewhere it is the service level, 0.
+// The value of `ibv_wc.sl` for datagrams received on RoCE: which headers they had, as drivers of hardware report it (RoCEv2
+// has no service level, and IBA A17.4.5.1 wants the completion to report this). UCX drops datagrams whose GRH does not
+// match. On other devices the field is the service level, 0.
 fn packet_type(listed: &ListedDevice) -> u8 {
     const UDP: u8 = 1 << 3;
     const OVER_IPV6: u8 = 1;
@@ -199,10 +199,10 @@ fn packet_type(listed: &ListedDevice) -> u8 {
     }
 }
 
-/// `ibv_create_cq`.
+/// Implements `ibv_create_cq`.
 ///
 /// # Safety
-/// Neither the device nor the channel is closed meanwhile.
+/// Neither the device nor the channel is closed during the call.
 pub unsafe extern "C-unwind" fn create(
     context: *mut IbvContext,
     cqe: c_int,
@@ -219,10 +219,10 @@ pub unsafe extern "C-unwind" fn create(
     pointer(unsafe { make(context, options, cq_context, channel, slots) }).cast()
 }
 
-/// `ibv_destroy_cq`. Waits until every fetched event is acknowledged.
+/// Implements `ibv_destroy_cq`. Waits until the program has acknowledged all events of the CQ that it has fetched.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the CQ after this call.
 pub unsafe extern "C-unwind" fn destroy(cq: *mut IbvCq) -> c_int {
     let end = |state: &State| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
@@ -244,10 +244,10 @@ pub unsafe extern "C-unwind" fn destroy(cq: *mut IbvCq) -> c_int {
     code(unsafe { CqObject::end(cq.cast(), end) })
 }
 
-/// `ibv_resize_cq`.
+/// Implements `ibv_resize_cq`.
 ///
 /// # Safety
-/// The queue is not destroyed meanwhile.
+/// The queue is not destroyed during the call.
 pub unsafe extern "C-unwind" fn resize(cq: *mut IbvCq, cqe: c_int) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(cq) }.and_then(|state| {
@@ -273,8 +273,8 @@ fn sl(done: &Completion, packet_type: u8) -> u8 {
     }
 }
 
-// Linux's rxe sets the GRH flag on all receives, also of connections, and programs written for it compare all flags (async-rdma
-// does).
+// Linux's rxe sets the GRH flag on all receives, also of connected QPs, and programs written for it compare all flags
+// (async-rdma does).
 fn wc_flags(done: &Completion, packet_type: u8) -> u32 {
     let is_roce = packet_type != 0;
     let received = match is_roce && done.opcode.is_receive() {
@@ -302,12 +302,12 @@ fn wc(done: &Completion, packet_type: u8) -> IbvWc {
     }
 }
 
-/// The slot `poll_cq`.
+/// Implements the slot `poll_cq` of `ibv_context_ops`.
 ///
 /// # Safety
 /// The queue is live, and `count` entries from `target` are writable.
 pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) -> c_int {
-    // Programs ask for many and mostly get one: do not initialise room for many each time.
+    // Programs ask for many completions and mostly get one, so few slots are initialised at a time.
     let mut slots: [Completion; 4] = Default::default();
     let wanted = usize::try_from(count).unwrap_or(0);
     // SAFETY: as the caller promises.
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
         let state = CqObject::own_unchecked(cq.cast());
         poll_through(state, &mut slots, target, wanted)
     });
-    // C programs post no buffers that come back with completions, so there is none to drop.
+    // Completions own buffers only in Rust programs, so nothing has to be dropped here.
     mem::forget(slots);
     found.unwrap_or_else(|errno| -errno.0)
 }
@@ -345,7 +345,7 @@ unsafe fn poll_through(
     found as c_int
 }
 
-/// The slot `req_notify_cq`.
+/// Implements the slot `req_notify_cq` of `ibv_context_ops`.
 ///
 /// # Safety
 /// The queue is live.
@@ -362,10 +362,10 @@ pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_
     armed.unwrap_or_else(Errno::set)
 }
 
-/// `ibv_get_cq_event`.
+/// Implements `ibv_get_cq_event`.
 ///
 /// # Safety
-/// `cq` and `cq_context` are writable, and the channel is not destroyed meanwhile.
+/// `cq` and `cq_context` are writable, and the channel is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_event(
     channel: *mut IbvCompChannel,
     cq: *mut *mut IbvCq,
@@ -390,7 +390,7 @@ pub unsafe extern "C-unwind" fn get_event(
     }))
 }
 
-/// `ibv_ack_cq_events`.
+/// Implements `ibv_ack_cq_events`.
 ///
 /// # Safety
 /// The queue is not destroyed without waiting for this.
@@ -424,17 +424,17 @@ fn extended() -> [Slot; 18] {
     slots
 }
 
-// Byte length, immediate data, both queue pairs, LID, service level, path bits.
+// Byte length, immediate data, both QP numbers, LID, service level, path bits.
 const STANDARD_FLAGS: u64 = 0x7f;
 const FLAGS: u32 = 1;
 const PARENT_DOMAIN: u32 = 1 << 1;
-// Single-threaded; ignore overruns.
+// Single-threaded use; ignore overruns.
 const KNOWN_FLAGS: u32 = 3;
 
-/// The slot `create_cq_ex`.
+/// Implements the slot `create_cq_ex` of `verbs_context`.
 ///
 /// # Safety
-/// `attr` is null or readable, and none of the objects in it is destroyed meanwhile.
+/// `attr` is null or readable, and none of the objects in it is destroyed during the call.
 pub unsafe extern "C-unwind" fn create_ex(
     context: *mut IbvContext,
     attr: *mut IbvCqInitAttrEx,
@@ -458,7 +458,7 @@ pub unsafe extern "C-unwind" fn create_ex(
     pointer(made)
 }
 
-// Makes the next completion the current one.
+// Polls the next completion and makes it the current one. Returns 0, or ENOENT if there is none.
 unsafe extern "C" fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };

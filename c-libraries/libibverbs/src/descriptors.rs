@@ -1,9 +1,10 @@
-//! Descriptors that a program closes or replaces without knowing whose they are, as `closefrom` and `dup2` do: those of the library
-//! stay as they are.
+//! Protects the descriptors of the library from programs that close or replace descriptors which they have not opened, as
+//! with `closefrom` and `dup2`.
 //!
-//! The functions here interpose those of the C library in programs that are linked with the library. A descriptor of the library that
-//! was closed so could become another file of the program, from which the library would read, and to which it would write.
-// These are functions of C, of which each has the contract of the one with its name.
+//! The functions here interpose those of the C library in programs that are linked with the library. A descriptor of the
+//! library that was closed in this way could become another file of the program, which the library would then read and
+//! write.
+// Each function has the contract of the C function of its name.
 #![allow(unsafe_code, clippy::missing_safety_doc)]
 
 use std::ffi::{c_int, c_uint};
@@ -14,7 +15,7 @@ use polyverbs::emulated::is_own_descriptor;
 use crate::errno::Errno;
 use crate::kept::Next;
 
-/// `close`. To the program a descriptor of the library is none.
+/// Interposes `close`: a descriptor of the library fails with EBADF, as one that is not open.
 pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     static NEXT: Next = Next::new(c"close");
     if is_own_descriptor(descriptor) {
@@ -28,7 +29,7 @@ pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     }
 }
 
-/// `dup2`. A number of the library is busy, as one is that another thread is opening.
+/// Interposes `dup2`: replacing a descriptor of the library fails with EBUSY, as if another thread were opening it.
 pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup2");
     if is_own_descriptor(to) {
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     }
 }
 
-/// `dup3`, as [`dup2`].
+/// Interposes `dup3`, with the same rule as [`dup2`].
 pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     static NEXT: Next = Next::new(c"dup3");
     if is_own_descriptor(to) {
@@ -64,7 +65,7 @@ fn system_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
 }
 
-/// `close_range`: the stretches between the descriptors of the library.
+/// Interposes `close_range`: closes the ranges between the descriptors of the library.
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const HIGHEST: c_uint = 65_535;
     let mut next = first;
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     }
 }
 
-/// `closefrom`.
+/// Interposes `closefrom`, by [`close_range`].
 pub unsafe extern "C" fn closefrom(first: c_int) {
     // SAFETY: the same contract.
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };

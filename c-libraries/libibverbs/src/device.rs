@@ -1,4 +1,4 @@
-//! The devices that a program sees.
+//! The devices that a C program can list and open.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,8 +18,8 @@ use crate::errno::Errno;
 use crate::lock::lock;
 use crate::setup::{self, configuration};
 
-/// The layout of a device for programs and for vendors' libraries, which compare the pointer behind the public part with their
-/// own table.
+/// A device in the list. Its layout is that of rdma-core's `verbs_device` at the beginning, because libraries of vendors
+/// compare its `ops` pointer with their own table.
 #[repr(C)]
 pub struct ListedDevice {
     public: IbvDevice,
@@ -31,8 +31,8 @@ pub struct ListedDevice {
     configured: Configured,
     transport: Transport,
     guid: u64,
-    // Created when it is first opened, and again in each child of a fork: its threads do not exist there. The contexts keep it, so
-    // that its descriptors and threads end with the last of them.
+    // The emulated device. It is created when the program first opens it, and again in each child of a fork, where its
+    // threads do not exist. The contexts keep it, so that its descriptors and threads end with the last of them.
     made: PerProcess<Mutex<Weak<Device>>>,
     // Some programs try again and again to open a device.
     reported: Once,
@@ -104,58 +104,59 @@ impl ListedDevice {
         }
     }
 
-    /// The program's pointer to it.
+    /// The pointer to the device that the program gets.
     pub fn as_public(&self) -> *mut IbvDevice {
         (&raw const self.public).cast_mut()
     }
 
-    /// Its name.
+    /// The name of the device.
     pub fn name(&self) -> &CStr {
         // SAFETY: `fill` leaves the last byte zero.
         unsafe { CStr::from_ptr(self.public.name.as_ptr()) }
     }
 
-    /// Its GUID, in network order.
+    /// The GUID of the device, in network byte order.
     pub fn guid(&self) -> u64 {
         self.guid
     }
 
-    /// Its transport.
+    /// The transport of the device.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Whether it is RoCE: InfiniBand's transport over Ethernet.
+    /// Whether the device is RoCE and reports Ethernet as its link layer.
     pub(crate) fn is_roce(&self) -> bool {
         self.transport == Transport::InfiniBand && self.configured.lid().is_none()
     }
 
-    /// Its address.
+    /// The IP address of the device.
     pub fn address(&self) -> IpAddr {
         self.configured.address
     }
 
-    /// Its configuration.
+    /// The configuration of the device.
     pub fn configured(&self) -> &Configured {
         &self.configured
     }
 
-    /// Reports on standard error why it is not used; only the first time.
+    /// Writes to standard error why the device cannot be used; only the first time for each device.
     pub fn report(&self, why: std::fmt::Arguments<'_>) {
         self.reported.call_once(|| setup::complain(why));
     }
 
-    /// Whether the device is open.
+    /// Whether this process has opened the device and not closed it yet.
     fn is_open(&self) -> bool {
         let made = self.made.made();
         made.is_some_and(|made| lock(made).strong_count() > 0)
     }
 
-    /// Checks that the device is open, or that the process has descriptors for it and keeps a quarter of them for the program. A
-    /// caller that opens every device calls this first. The first device that is left out is reported on standard error.
+    /// Checks that opening the device leaves at least a quarter of the process's descriptors to the program; a device that
+    /// is open already needs none. A caller that opens all devices calls this first. The first device that is left out is
+    /// reported on standard error.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE`: too few descriptors are left.
     pub fn room(&self) -> Result<(), Errno> {
         static REPORTED: Once = Once::new();
         if self.is_open() || has_descriptors() {
@@ -170,13 +171,13 @@ impl ListedDevice {
         Err(Errno(libc::EMFILE))
     }
 
-    // The engine's device, which belongs to the process that created it.
+    // The emulated device, which belongs to the process that created it.
     fn device(&self) -> Result<Arc<Device>, Errno> {
         let mut made = lock(&self.made);
         if let Some(device) = made.upgrade() {
             return Ok(device);
         }
-        // From now on a program, and an rsocket, may register memory.
+        // From now on the program, or an rsocket, may register memory.
         #[cfg(target_arch = "x86_64")]
         crate::signals::outlive_faults()?;
         let made_now = self.configured.make(setup::tap());
@@ -189,7 +190,7 @@ impl ListedDevice {
         Ok(device)
     }
 
-    /// Opens it, with all its features. It is there as long as the first value of the result.
+    /// Opens the device with all its features. The device stays as long as the first value of the result exists.
     ///
     /// # Errors
     /// The device cannot be created.
@@ -200,7 +201,7 @@ impl ListedDevice {
     }
 }
 
-/// All devices, in the order of the list.
+/// All devices of the configuration, in its order.
 pub fn devices() -> &'static [ListedDevice] {
     static DEVICES: MadeOnce<Vec<ListedDevice>> = MadeOnce::new();
     DEVICES.get_or_make(|| {
@@ -209,43 +210,43 @@ pub fn devices() -> &'static [ListedDevice] {
     })
 }
 
-/// The longest wait for threads to end.
+/// How long the close of the last device waits for the threads of devices to end.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// Whether the program has closed a device and not destroyed its objects: that device's threads stay.
+/// Whether the program has closed a device without destroying its objects, so that the threads of that device do not end.
 static HAS_ORPHANS: PerProcess<AtomicBool> = PerProcess::new(AtomicBool::default);
 
-/// Called before a device is closed whose objects the program has not destroyed.
+/// Notes that a device is about to be closed whose objects the program has not destroyed.
 pub(crate) fn leave_orphans() {
     HAS_ORPHANS.store(true, Ordering::Relaxed);
 }
 
-/// Called after a device was closed. If no other is open, waits until the threads of devices have ended: from then on the
-/// library has no descriptor that the program could close.
+/// Ends the close of a device: if no other device is open, waits until the threads of devices have ended, so that the
+/// library has no open descriptor from then on.
 pub fn closed() {
     if !devices().iter().any(ListedDevice::is_open) && !HAS_ORPHANS.load(Ordering::Relaxed) {
         wait_for_threads(ENDING);
     }
 }
 
-/// The device of a context.
+/// The device with this name; `None` if there is none.
 pub(crate) fn named(name: &str) -> Option<&'static ListedDevice> {
     devices()
         .iter()
         .find(|device| device.configured.name == name)
 }
 
-/// The device behind a program's pointer.
+/// The device that the program's pointer refers to.
 ///
 /// # Errors
-/// It is not in the list.
+/// The pointer is not to a device of the list.
 pub fn listed(device: *const IbvDevice) -> Result<&'static ListedDevice, Errno> {
     let mut all = devices().iter();
     all.find(|known| ptr::eq(&raw const known.public, device))
         .ok_or(Errno::INVAL)
 }
 
-/// `ibv_get_device_list`: a null-terminated array.
+/// Implements `ibv_get_device_list`: a null-terminated array.
 ///
 /// # Safety
 /// `count` is null or writable.
@@ -269,7 +270,7 @@ pub unsafe extern "C-unwind" fn get_device_list(count: *mut c_int) -> *mut *mut 
     list
 }
 
-/// `ibv_free_device_list`.
+/// Implements `ibv_free_device_list`.
 ///
 /// # Safety
 /// The list is null, or was returned by [`get_device_list`].
@@ -278,7 +279,7 @@ pub unsafe extern "C-unwind" fn free_device_list(list: *mut *mut IbvDevice) {
     unsafe { libc::free(list.cast()) };
 }
 
-/// `ibv_get_device_name`: the name in the structure, which a program may have made itself for its tests.
+/// Implements `ibv_get_device_name`: returns the name in the structure, which a program may have made itself for its tests.
 ///
 /// # Safety
 /// `device` is null or the structure of a device, whose name is read as long as the result is in use.
@@ -291,12 +292,12 @@ pub unsafe extern "C-unwind" fn get_device_name(device: *const IbvDevice) -> *co
     unsafe { &raw const (*device).name }.cast()
 }
 
-/// `ibv_get_device_guid`.
+/// Implements `ibv_get_device_guid`.
 pub extern "C-unwind" fn get_device_guid(device: *const IbvDevice) -> u64 {
     listed(device).map_or(0, ListedDevice::guid)
 }
 
-/// `ibv_get_device_index`.
+/// Implements `ibv_get_device_index`.
 pub extern "C-unwind" fn get_device_index(device: *const IbvDevice) -> c_int {
     let place = devices()
         .iter()
@@ -310,15 +311,15 @@ pub extern "C-unwind" fn get_device_index(device: *const IbvDevice) -> c_int {
     )
 }
 
-/// `ibv_get_sysfs_path`.
+/// Implements `ibv_get_sysfs_path`.
 pub extern "C-unwind" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: the few attributes that programs read through the library.
+/// Implements `ibv_read_sysfs_file` for the few attributes that programs read through the library.
 ///
 /// # Safety
-/// `dir` and `file` are strings, and `size` bytes from `target` are writable.
+/// `dir` and `file` are C strings, and `size` bytes from `target` are writable.
 pub unsafe extern "C-unwind" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -342,7 +343,8 @@ pub unsafe extern "C-unwind" fn read_sysfs_file(
     length as c_int
 }
 
-/// `ibv_register_driver` and `verbs_register_driver_34`: vendors' libraries call them when they are loaded.
+/// Implements `ibv_register_driver` and `verbs_register_driver_34`, which libraries of vendors call when they are loaded;
+/// it has no effect.
 pub extern "C-unwind" fn register_driver(_: *const c_void) {}
 
 #[cfg(test)]
@@ -363,7 +365,7 @@ mod tests {
         listed.open().unwrap();
     }
 
-    // As sideway's test suite does.
+    // The test suite of sideway does this.
     #[test]
     fn a_device_structure_made_by_a_program_keeps_its_name() {
         let mut made = ListedDevice::new(devices()[0].configured.clone());

@@ -1,4 +1,4 @@
-//! Device memory: reached by copies and requests, not by pointers.
+//! Device memory, which programs access by copies and work requests, not by pointers.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -13,13 +13,13 @@ use crate::lock::lock;
 use crate::object::Object;
 use crate::{context, mr, pd};
 
-/// Most bytes of one allocation.
+/// The most bytes of one allocation of device memory.
 pub const MAX_SIZE: u64 = 1 << 20;
 
-// Copies begin and end at multiples of this.
+// Copies to and from device memory begin and end at multiples of this number of bytes.
 const ALIGNMENT: u64 = 4;
 
-/// The layout of an allocation.
+/// An allocation of device memory: its public structure and the library's part.
 type DmObject = Object<IbvDm, State>;
 
 struct State {
@@ -44,10 +44,10 @@ fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bo
     )
 }
 
-/// The slot `alloc_dm`.
+/// Implements the slot `alloc_dm` of `verbs_context`.
 ///
 /// # Safety
-/// `attr` is null or readable, and the device is not closed meanwhile.
+/// `attr` is null or readable, and the device is not closed during the call.
 pub unsafe extern "C-unwind" fn alloc(
     context: *mut IbvContext,
     attr: *const IbvAllocDmAttr,
@@ -69,10 +69,10 @@ pub unsafe extern "C-unwind" fn alloc(
     }))
 }
 
-/// The slot `free_dm`. Regions of it keep the memory.
+/// Implements the slot `free_dm` of `verbs_context`. MRs of the allocation keep its memory until they are deregistered.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the allocation after this call.
 pub unsafe extern "C-unwind" fn free(dm: *mut IbvDm) -> c_int {
     let end = |state: &State| {
         if !state.is_imported {
@@ -87,10 +87,10 @@ pub unsafe extern "C-unwind" fn free(dm: *mut IbvDm) -> c_int {
     code(unsafe { DmObject::end(dm, end) })
 }
 
-/// `ibv_import_dm`.
+/// Implements `ibv_import_dm`.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
@@ -100,10 +100,10 @@ pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) ->
     }))
 }
 
-/// `ibv_unimport_dm`.
+/// Implements `ibv_unimport_dm`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn unimport(dm: *mut IbvDm) {
     // SAFETY: as the caller promises.
     if unsafe { DmObject::own(dm) }.is_ok_and(|state| state.is_imported) {
@@ -112,7 +112,7 @@ pub unsafe extern "C-unwind" fn unimport(dm: *mut IbvDm) {
     }
 }
 
-// The part of an allocation that a copy covers.
+// Checks that a copy of `length` bytes at `offset` is aligned. Returns the offset.
 fn place(offset: u64, length: usize) -> Result<usize, Errno> {
     if !offset.is_multiple_of(ALIGNMENT) || !(length as u64).is_multiple_of(ALIGNMENT) {
         return Err(Errno::INVAL);
@@ -150,10 +150,10 @@ unsafe extern "C-unwind" fn copy_from(
     }))
 }
 
-/// The slot `reg_dm_mr`: addresses in such a region are offsets.
+/// Implements the slot `reg_dm_mr` of `verbs_context`: addresses in such an MR are offsets in the allocation.
 ///
 /// # Safety
-/// Neither the domain nor the memory is freed meanwhile.
+/// Neither the domain nor the allocation is freed during the call.
 pub unsafe extern "C-unwind" fn register(
     pd: *mut IbvPd,
     dm: *mut IbvDm,

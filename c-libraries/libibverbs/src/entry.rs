@@ -1,9 +1,10 @@
-//! The entry of every verb that a program calls: of all symbols, and of the slots of tables that are no data path.
+//! The common entry of verbs that a program calls: of all exported symbols, and of the operation tables' slots that are not
+//! on the data path.
 //!
-//! It lets the thread be cancelled only where the verb sleeps, turns a panic into an error, and reports the call to the trace.
-//! One function does so for verbs of any signature: it passes on the six registers that hold arguments, which are all of every
-//! verb, and does not interpret them. Verbs of the data path have no such entry while tracing is off: those that may panic run
-//! in `direct`.
+//! The entry enables thread cancellation only while the verb sleeps, turns a panic into an error, and reports the call to
+//! the trace. One function does this for verbs of any signature: it passes on the six argument registers, which are enough
+//! for every verb, and does not interpret them. Verbs of the data path do without it while tracing is off; those that may
+//! panic run in `direct`.
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;
@@ -13,10 +14,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::errno::Errno;
 use crate::{cancel, trace};
 
-/// A verb, as far as its registers go.
+/// A verb of any signature, as a function of the six argument registers.
 type Verb = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> u64;
 
-// The registers of a call, then what `round` adds.
+// Runs a verb. The first six arguments are the registers of the program's call; `round` adds the verb and its name.
 unsafe extern "C-unwind" fn enter(
     first: u64,
     second: u64,
@@ -49,10 +50,10 @@ unsafe extern "C-unwind" fn enter(
     result
 }
 
-/// Calls a verb of the data path, without an entry's other work.
+/// Calls a verb of the data path, of which the entry only catches panics.
 ///
 /// # Errors
-/// EIO if the verb panics, which the trace reports.
+/// EIO if the verb panics, which is reported to the trace.
 #[inline(always)]
 pub(crate) fn direct(name: &'static CStr, verb: impl FnOnce() -> c_int) -> Result<c_int, Errno> {
     catch_unwind(AssertUnwindSafe(verb)).map_err(|panic| {
@@ -62,10 +63,11 @@ pub(crate) fn direct(name: &'static CStr, verb: impl FnOnce() -> c_int) -> Resul
     })
 }
 
-/// The entry of a verb: not called from Rust.
+/// Passes a call of a verb to `enter`. Exported symbols jump here; Rust code does not call it.
 ///
 /// # Safety
-/// `r10` holds the function, `r11` its name as a string of C; everything else is as the function expects it.
+/// `r10` holds the function that implements the verb, `r11` its name as a C string; everything else is as that function
+/// expects it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
@@ -86,18 +88,19 @@ pub unsafe extern "C" fn round() {
     )
 }
 
-/// The entry of a verb: not called from Rust.
+/// Passes a call of a verb to `enter`. Exported symbols jump here; Rust code does not call it.
 ///
 /// # Safety
-/// `x16` holds the function, `x17` its name as a string of C; everything else is as the function expects it.
+/// `x16` holds the function that implements the verb, `x17` its name as a C string; everything else is as that function
+/// expects it.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
     naked_asm!("mov x6, x16", "mov x7, x17", "b {enter}", enter = sym enter)
 }
 
-/// The entry of a table that programs call through. That of a verb of the data path, marked `direct`, is the function itself
-/// while tracing is off: one of type `extern "C"`, which must not panic.
+/// Makes the entry of a verb for a slot of an operation table. For a verb of the data path, marked `direct`, it is the
+/// implementing function itself while tracing is off; that function has type `extern "C"` and must not panic.
 macro_rules! slot {
     (direct $name:literal => $function:path) => {
         match $crate::trace::is_on() {
@@ -116,7 +119,7 @@ macro_rules! slot {
         unsafe extern "C" fn entered() {
             std::arch::naked_asm!(
                 "lea r10, [rip + {function}]",
-                // The static is a pointer and a length.
+                // The static is a pointer and a length, of which the pointer is loaded.
                 "mov r11, [rip + {name}]",
                 "jmp {round}",
                 function = sym $function,

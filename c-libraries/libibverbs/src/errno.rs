@@ -1,27 +1,27 @@
-//! The one table from errors to the error numbers that the manual pages give for them.
+//! The conversion of errors to the error numbers that the manual pages of verbs give for them.
 
 use std::ffi::c_int;
 use std::ptr;
 
 use verbs_api::{DestroyError, ErrorKind, OpenError, PostError, VerbError, memory::OutOfMemory};
 
-/// An error number.
+/// An error number of the system, such as `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub c_int);
 
 impl Errno {
-    /// EINVAL: an invalid argument.
+    /// `EINVAL`: an argument is invalid.
     pub const INVAL: Self = Self(libc::EINVAL);
-    /// EFAULT: no memory at an address.
+    /// `EFAULT`: an address is not mapped.
     pub const FAULT: Self = Self(libc::EFAULT);
-    /// EOPNOTSUPP: not supported.
+    /// `EOPNOTSUPP`: the call or an option is not supported.
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
-    /// ENOMEM: no room.
+    /// `ENOMEM`: there is not enough memory or another resource.
     pub const NOMEM: Self = Self(libc::ENOMEM);
-    /// EBUSY: in use.
+    /// `EBUSY`: the object is in use.
     pub const BUSY: Self = Self(libc::EBUSY);
 
-    /// The current `errno`.
+    /// The value of `errno` for the calling thread; EIO if it is not set.
     pub fn last() -> Self {
         Self(
             std::io::Error::last_os_error()
@@ -30,7 +30,7 @@ impl Errno {
         )
     }
 
-    /// Sets `errno`.
+    /// Sets `errno` for the calling thread to this number, and returns the number.
     pub fn set(self) -> c_int {
         // SAFETY: the place is the calling thread's own.
         unsafe { *libc::__errno_location() = self.0 };
@@ -51,7 +51,7 @@ impl From<ErrorKind> for Errno {
             ErrorKind::Resources => libc::ENOMEM,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
             ErrorKind::WouldDeadlock => libc::EDEADLK,
-            // Internal errors, and kinds that are not known yet.
+            // Internal errors, and kinds that later versions may add.
             _ => libc::EIO,
         })
     }
@@ -93,12 +93,12 @@ impl From<OpenError> for Errno {
     }
 }
 
-/// The result of a function that returns the error number.
+/// The return value of a verb that returns an error number: 0 for success. Also sets `errno` on failure.
 pub fn code(result: Result<(), Errno>) -> c_int {
     result.map_or_else(Errno::set, |()| 0)
 }
 
-/// The result of a function that returns a pointer.
+/// The return value of a verb that returns a pointer: null on failure, with the error number in `errno`.
 pub fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|errno| {
         errno.set();
@@ -106,7 +106,7 @@ pub fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     })
 }
 
-/// The result of a function that returns -1 on failure.
+/// The return value of a verb that returns a number, or -1 on failure with the error number in `errno`.
 pub fn minus_one(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|errno| {
         errno.set();

@@ -1,4 +1,5 @@
-//! Event queues behind a file descriptor that a C program may read, poll or make non-blocking.
+//! Queues of events that a C program fetches, each with a file descriptor that the program may read, poll or make
+//! nonblocking.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -15,8 +16,9 @@ use crate::cancel::sleep_in;
 use crate::errno::Errno;
 use crate::lock::lock;
 
-/// A queue whose descriptor is readable while there are events in it, and never writable, as a kernel's is: programs wait for
-/// both (InfiniStore). It is the read end of a pipe with one byte for each event.
+/// A queue of events with a descriptor that is readable while there are events in it. The descriptor is never writable, as
+/// a kernel's is not, because programs poll for both (InfiniStore). It is the read end of a pipe that holds one byte for
+/// each event.
 pub struct Events<T> {
     queue: Mutex<Queue<T>>,
     readable: Unshared,
@@ -29,15 +31,15 @@ fn raw(descriptor: &Unshared) -> c_int {
 
 struct Queue<T> {
     events: VecDeque<T>,
-    /// Events for which the pipe had no room.
+    /// The number of events in the queue whose byte did not fit into the pipe yet.
     untold: usize,
 }
 
 impl<T> Events<T> {
-    /// An empty queue.
+    /// An empty queue with a new pipe.
     ///
     /// # Errors
-    /// There is no file descriptor left.
+    /// The process cannot open further files.
     pub fn new() -> Result<Self, Errno> {
         let made = Unshared::several(|| {
             let (readable, writable) = io::pipe()?;
@@ -59,24 +61,24 @@ impl<T> Events<T> {
         })
     }
 
-    /// The descriptor.
+    /// The descriptor that is readable while there are events in the queue.
     pub fn fd(&self) -> c_int {
         raw(&self.readable)
     }
 
-    /// Adds an event.
+    /// Adds an event to the queue, which makes the descriptor readable.
     pub fn push(&self, event: T) {
-        // In this order: an event that is taken back has its byte in the pipe.
+        // The lock is held for both steps, so that an event that is removed again has its byte in the pipe.
         let mut queue = lock(&self.queue);
         queue.events.push_back(event);
         queue.untold += 1;
         self.tell(&mut queue);
     }
 
-    /// The next event. Waits for it, unless the descriptor is non-blocking.
+    /// Takes the next event from the queue. Waits for one, unless the descriptor is nonblocking.
     ///
     /// # Errors
-    /// There is no event and the descriptor is non-blocking, a signal arrived, or the thread was cancelled.
+    /// There is no event and the descriptor is nonblocking, a signal arrived, or the thread was cancelled.
     pub fn next(&self) -> Result<T, Errno> {
         loop {
             let mut byte = 0_u8;
@@ -89,7 +91,7 @@ impl<T> Events<T> {
                 )
             }?;
             let mut queue = lock(&self.queue);
-            // An event may have been taken back.
+            // The event of this byte may have been removed.
             if let Some(event) = queue.events.pop_front() {
                 self.tell(&mut queue);
                 return Ok(event);
@@ -111,12 +113,12 @@ impl<T> Events<T> {
         }
     }
 
-    /// Discards the matching events that were not fetched.
+    /// Removes from the queue the events for which `what` returns true.
     pub fn remove(&self, what: impl FnMut(&T) -> bool) {
         drop(self.take(what));
     }
 
-    /// Removes the matching events that were not fetched, and returns them.
+    /// Removes from the queue the events for which `what` returns true, and returns them.
     pub fn take(&self, what: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut queue = lock(&self.queue);
         let (taken, left) = queue.events.drain(..).partition(what);
@@ -132,15 +134,16 @@ impl<T> Events<T> {
         taken.into()
     }
 
-    /// How many matching events wait.
+    /// The number of events in the queue for which `what` returns true.
     pub fn count(&self, what: impl FnMut(&&T) -> bool) -> usize {
         lock(&self.queue).events.iter().filter(what).count()
     }
 
-    // Polling must not report events that were taken back. A concurrent reader may have read the byte already, so this read
-    // must not block, although the program may have made the descriptor blocking.
+    // Removes the byte of an event that was removed from the queue, so that the descriptor does not report it. A concurrent
+    // reader may already have read the byte, so this read must not block, although the program may have made the descriptor
+    // blocking.
     fn forget_one(&self) {
-        // Not kept open, so that a process does not collect descriptors.
+        // Opened only for this call, so that the process does not accumulate descriptors.
         if let Ok(nowhere) = File::options().write(true).open("/dev/null") {
             let (from, to) = (self.fd(), nowhere.as_raw_fd());
             let (here, there) = (std::ptr::null_mut(), std::ptr::null_mut());

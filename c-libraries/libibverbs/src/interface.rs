@@ -1,10 +1,10 @@
-//! The network interface of an address.
+//! The network interface that has an IP address.
 #![allow(unsafe_code)]
 
 use std::net::IpAddr;
 use std::ptr;
 
-/// The index of the interface with this address, or 0.
+/// The index of the network interface with this address; 0 if there is none.
 pub(crate) fn index_of(address: IpAddr) -> u32 {
     let mut first = ptr::null_mut();
     // SAFETY: the list is freed below.

@@ -1,12 +1,15 @@
-//! Memory that a program gives up while it is registered: it stays until it is not, as pages that a kernel has pinned do.
+//! Keeps memory that a program unmaps or frees while it is registered, until its MRs are deregistered, as a kernel does
+//! that has pinned the pages.
 //!
-//! The functions here interpose those of the C library in programs that are linked with the library. What they would take
-//! from under a region waits for its deregistration. Until then peers read the old content, no program sees what they write, and
-//! nothing else is mapped at these addresses, unless the program says where: then the region gets memory of its own.
+//! The functions here interpose those of the C library in programs that are linked with the library. If they would remove
+//! memory of an MR, they postpone that until the deregistration. Until then peers read the old content, and no other memory
+//! is mapped at these addresses. If the program maps something at an address that it chooses, the MR there gets memory of
+//! its own instead.
 //!
-//! These functions do not see what the C library gives up by itself, nor a free of less than a page: accesses to such memory outlive their
-//! faults ([`outlive_faults`](verbs_api::memory::copy::outlive_faults)).
-// These are functions of C, of which each has the contract of the one with its name.
+//! These functions notice neither the memory that the C library unmaps by itself nor a free of less than a page. Accesses
+//! of the library to such memory fail and do not end the process
+//! ([`outlive_faults`](verbs_api::memory::copy::outlive_faults)).
+// Each function has the contract of the C function of its name.
 #![allow(unsafe_code, clippy::missing_safety_doc)]
 
 use std::collections::BTreeMap;
@@ -24,27 +27,28 @@ use verbs_api::{Access, Memory, Mr, VerbError};
 use crate::errno::Errno;
 use crate::lock::lock;
 
-/// What a process keeps. A child of a fork keeps nothing of its parent's: it has memory of its own, which peers do not reach.
+/// The registered memory of a process, and the memory whose removal is postponed. A child of a fork begins with none,
+/// because peers cannot reach its memory.
 #[derive(Default)]
 struct Keeps {
-    /// Regions. While there are none, nothing is looked up.
+    /// The number of MRs. While it is 0, no function looks into the table.
     regions: AtomicUsize,
-    /// Ranges that wait.
+    /// The number of ranges whose removal is postponed.
     waiting: AtomicUsize,
     table: Mutex<Table>,
 }
 
 static KEEPS: PerProcess<Keeps> = PerProcess::new(Keeps::default);
 
-// Its nodes are smaller than what `free` looks up.
+// The nodes of these maps are smaller than `LARGE`, so that freeing one does not need the table.
 #[derive(Default)]
 struct Table {
-    /// Regions by their start and their number.
+    /// The MRs by their start address and a unique number.
     regions: BTreeMap<(usize, u64), Region>,
-    /// Bytes of the longest region that there ever was.
+    /// The length of the longest MR that there ever was, in bytes.
     longest: usize,
     made: u64,
-    /// The end by the start.
+    /// The ranges whose removal is postponed: by start address, with the end address and how they are removed.
     waiting: BTreeMap<usize, (usize, Way)>,
 }
 
@@ -53,12 +57,12 @@ struct Region {
     mr: Mr,
 }
 
-/// How memory is given up.
+/// How the program has removed memory: by `munmap`, `free`, or `shmdt`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Unmap,
     Free,
-    /// A segment of System V's shared memory.
+    /// By `shmdt`: it is a System V shared memory segment.
     Detach,
 }
 
@@ -74,7 +78,7 @@ impl Table {
         found.map(|(place, region)| (*place, region))
     }
 
-    // What of this range waits for no region any more.
+    // Takes a postponed range that overlaps `range` and no longer has an MR, so that it can be removed now.
     fn take_ready(&mut self, range: &Range<usize>) -> Option<(Range<usize>, Way)> {
         let mut ready = self.waiting.iter().filter(|(start, (end, _))| {
             **start < range.end && *end > range.start && !self.has_region_in(&(**start..*end))
@@ -84,7 +88,7 @@ impl Table {
         Some((start..end, way))
     }
 
-    // The program has something else there from now on.
+    // Ends the postponed unmapping of this range, because the program maps other memory there.
     fn take_over(&mut self, range: &Range<usize>) {
         while let Some((&start, &(end, way))) = self.waiting.iter().find(|(start, (end, way))| {
             *way == Way::Unmap && **start < range.end && *end > range.start
@@ -99,14 +103,14 @@ impl Table {
     }
 }
 
-/// The memory of a region stays as long as this.
+/// Keeps the memory of an MR: as long as this exists, the memory is not removed.
 pub struct Kept {
     range: Range<usize>,
     number: u64,
 }
 
 impl Kept {
-    /// Keeps so many bytes, which this region has.
+    /// Keeps the `length` bytes at `start`, which `mr` has registered.
     pub fn new(start: *const c_void, length: usize, mr: &Mr) -> Self {
         let keeps = &*KEEPS;
         let mut table = lock(&keeps.table);
@@ -156,13 +160,13 @@ impl Keeps {
         let region = table.regions.remove(&place);
         self.regions.store(table.regions.len(), Ordering::Relaxed);
         drop(table);
-        // Dropping a region may free memory.
+        // Dropping an MR may free memory, which takes the lock again.
         drop(region);
     }
 
-    // Other memory is going to be mapped at these addresses. Regions that are there get memory of their own, which has what they
-    // had: peers go on to read and write that, as they do with pages that a kernel has pinned. Returns `false` if a region cannot be
-    // changed.
+    // Prepares for other memory to be mapped at these addresses: gives each MR there memory of its own with the same
+    // content, which peers access from then on, as they do with pages that a kernel has pinned. Returns `false` if an MR
+    // cannot be changed.
     fn make_way(&self, range: &Range<usize>) -> bool {
         loop {
             let table = lock(&self.table);
@@ -179,8 +183,8 @@ impl Keeps {
     }
 }
 
-// Parts a region from the program's memory. One that keeps a part of that memory has no memory at all then: its peers are refused,
-// because they would write where the program does not look.
+// Moves an MR to memory of its own. If `taken` covers only a part of it, the MR loses all access instead, and peers are
+// refused, because they would write to memory that the program does not read.
 fn part(mr: &Mr, region: &Range<usize>, taken: &Range<usize>) -> bool {
     let is_whole = taken.start <= region.start && region.end <= taken.end;
     let length = if is_whole { region.len() } else { 1 };
@@ -196,13 +200,13 @@ fn part(mr: &Mr, region: &Range<usize>, taken: &Range<usize>) -> bool {
         change = change.access(Access::empty());
     }
     match mr.rereg(change.keep_keys()).wait() {
-        // It was deregistered meanwhile.
+        // Another thread has deregistered the MR in the meantime.
         Ok(()) | Err(VerbError::InvalidHandle(_)) => true,
         Err(_) => false,
     }
 }
 
-// Whether memory has to wait that is given up now.
+// Postpones the removal of a range if an MR has a part of it. Returns whether it was postponed.
 fn waits(keeps: &Keeps, start: *mut c_void, length: usize, way: Way) -> bool {
     let start = start.expose_provenance();
     let range = start..start.saturating_add(length);
@@ -216,19 +220,19 @@ fn waits(keeps: &Keeps, start: *mut c_void, length: usize, way: Way) -> bool {
     waits
 }
 
-// Where there are regions.
+// The table of this process, if it has an MR.
 fn keeps_regions() -> Option<&'static Keeps> {
     let keeps = KEEPS.made()?;
     (keeps.regions.load(Ordering::Relaxed) > 0).then_some(keeps)
 }
 
-/// Bytes of a page.
+/// The page size in bytes.
 fn page() -> usize {
     // SAFETY: it asks for a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// `munmap`.
+/// Interposes `munmap`, and postpones it while an MR has a part of the range.
 pub unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
     if let Some(keeps) = keeps_regions() {
         let pages = length.checked_next_multiple_of(page()).unwrap_or(length);
@@ -240,7 +244,7 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
     unsafe { libc::syscall(libc::SYS_munmap, start, length) as c_int }
 }
 
-// Bytes of the mapping that begins here.
+// The length in bytes of the mapping that begins at this address; `None` if there is none.
 fn mapping_at(start: usize) -> Option<usize> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let mut found = maps.lines().filter_map(|line| {
@@ -252,7 +256,7 @@ fn mapping_at(start: usize) -> Option<usize> {
     found.next().map(|end| end - start)
 }
 
-/// `shmdt`.
+/// Interposes `shmdt`, and postpones it while an MR has a part of the segment.
 pub unsafe extern "C" fn shmdt(start: *const c_void) -> c_int {
     if let Some(keeps) = keeps_regions()
         && let Some(length) = mapping_at(start.addr())
@@ -264,7 +268,7 @@ pub unsafe extern "C" fn shmdt(start: *const c_void) -> c_int {
     unsafe { libc::syscall(libc::SYS_shmdt, start) as c_int }
 }
 
-/// `mremap`. What has a region stays where it is.
+/// Interposes `mremap`. Memory of an MR is not moved: it grows or shrinks in place, or the call fails with ENOMEM.
 pub unsafe extern "C" fn mremap(
     start: *mut c_void,
     before: usize,
@@ -287,7 +291,7 @@ pub unsafe extern "C" fn mremap(
             let cut = unsafe { munmap(start.wrapping_byte_add(after), before - after) };
             return if cut == 0 { start } else { libc::MAP_FAILED };
         }
-        // To a place that the caller has chosen, or leaving nothing behind.
+        // The call would move the memory to an address that the program has chosen, or keep the old mapping.
         (true, _) => {
             Errno(libc::ENOMEM).set();
             return libc::MAP_FAILED;
@@ -297,7 +301,8 @@ pub unsafe extern "C" fn mremap(
     unsafe { libc::syscall(libc::SYS_mremap, start, before, after, flags, to) as *mut c_void }
 }
 
-// Makes way for a mapping at an address that the program has chosen. Where a region cannot give way there is no room.
+// Moves MRs away from a range at which the program wants to map other memory. Returns false, with ENOMEM in `errno`, if one
+// cannot be moved.
 fn has_way(start: *mut c_void, length: usize) -> bool {
     let pages = length.checked_next_multiple_of(page()).unwrap_or(length);
     let range = start.addr()..start.addr().saturating_add(pages);
@@ -315,7 +320,8 @@ fn has_way(start: *mut c_void, length: usize) -> bool {
     true
 }
 
-/// `mmap` and `mmap64`.
+/// Interposes `mmap` and `mmap64`: MRs at an address that the program has chosen (`MAP_FIXED`) are moved to other memory
+/// first.
 pub unsafe extern "C" fn mmap(
     start: *mut c_void,
     length: usize,
@@ -333,10 +339,11 @@ pub unsafe extern "C" fn mmap(
     }
 }
 
-/// Bytes from which on what is freed is looked up.
+/// The smallest length in bytes of freed memory that is compared with the MRs.
 const LARGE: usize = 4096;
 
-// Bytes of memory that is freed, where that is looked up.
+// The table and the length in bytes of memory that is about to be freed; `None` if there are no MRs or it is too small to
+// be compared with them.
 unsafe fn large(at: *mut c_void) -> Option<(&'static Keeps, usize)> {
     let keeps = keeps_regions().filter(|_| !at.is_null())?;
     // SAFETY: the caller has it of `malloc`.
@@ -344,7 +351,7 @@ unsafe fn large(at: *mut c_void) -> Option<(&'static Keeps, usize)> {
     (length >= LARGE).then_some((keeps, length))
 }
 
-/// `free`.
+/// Interposes `free`, and postpones it while an MR has a part of the memory.
 pub unsafe extern "C" fn free(at: *mut c_void) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -354,7 +361,7 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
     }
 }
 
-/// `realloc`. What has a region is copied.
+/// Interposes `realloc`. Memory of an MR is copied to a new place, and its free is postponed.
 pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void {
     // SAFETY: as the caller promises.
     unsafe {
@@ -374,7 +381,7 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void 
     }
 }
 
-/// The function of this name that comes behind ours.
+/// The function of this name in the libraries that are loaded after this one, looked up when first needed.
 pub(crate) struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,

@@ -1,8 +1,8 @@
-//! rdma-core's verbs in C over Polyverbs' safe objects.
+//! rdma-core's verbs for C programs, over the safe objects of `verbs-api`.
 //!
-//! Each function implements a symbol, or a slot of a table that programs call through: it checks pointers, converts structures
-//! to arguments, and returns an error number. The engine implements the devices, and `verbs-api` the rules of verbs. The crate
-//! `polyverbs-c-libraries` maps symbols to functions.
+//! Each function implements an exported symbol, or a slot of an operation table that programs call through: it checks
+//! pointers, converts structures to arguments, and returns an error number. The emulated devices do the work, and
+//! `verbs-api` checks the rules of verbs. The crate `polyverbs-c-libraries` maps symbols to functions.
 
 pub mod absent;
 pub mod ah;

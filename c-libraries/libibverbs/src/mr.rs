@@ -1,4 +1,4 @@
-//! Memory regions.
+//! Memory regions, for C programs.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -17,20 +17,20 @@ use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{context, pd};
 
-/// The layout of a region.
+/// An MR: its public structure and the library's part.
 type MrObject = Object<IbvMr, State>;
 
 struct State {
     mr: Mr,
     is_imported: bool,
     sink: Mutex<Sink>,
-    /// The program's memory; none where the region has memory of its own, or all there is.
+    /// Keeps the program's memory mapped; `None` if the region is device memory or the whole address space.
     kept: Mutex<Option<Kept>>,
 }
 
-/// A second region of the same memory, as the sink of reads, on devices that need it.
+/// A second MR for the same memory, as the destination of RDMA reads, on devices that need it.
 struct Sink {
-    /// The rights of the region itself.
+    /// The access that the program's own MR grants.
     rights: Access,
     mr: Option<(Mr, Kept)>,
 }
@@ -45,13 +45,13 @@ impl Sink {
 // The end of a process's address space: the lower half of 48 bits.
 const ADDRESS_SPACE: usize = 1 << 47;
 
-// The remote key is always that of the region, even before peers may use it: programs keep it and change the access later.
+// The rkey is always the number of the MR, even if it grants no remote access yet: programs store the rkey and change the
+// access later.
 
-/// Our part of a region.
+/// The MR that the program's pointer stands for.
 ///
 /// # Errors
 /// The pointer is null, or the region was deregistered.
-/// It is null, or the region was deregistered.
 ///
 /// # Safety
 /// The region is not deregistered while the result is used.
@@ -60,10 +60,10 @@ pub unsafe fn own<'a>(mr: *const IbvMr) -> Result<&'a Mr, Errno> {
     Ok(&unsafe { MrObject::own(mr) }?.mr)
 }
 
-/// The access flags of C, without those that are only hints.
+/// Converts the access flags of C, without those that are only hints.
 ///
 /// # Errors
-/// Unknown bits.
+/// Unknown bits are set.
 pub fn rights(flags: u32) -> Result<Access, Errno> {
     let hints = access::OPTIONAL | access::HUGETLB | access::ON_DEMAND;
     Access::from_bits(flags & !hints).ok_or(Errno::INVAL)
@@ -78,11 +78,11 @@ fn options(rights: Access, iova: u64) -> MrOptions {
     }
 }
 
-/// Makes sure that the memory of a region is there, as a kernel device does by pinning its pages: for writing, if any of these
-/// rights lets the device write.
+/// Makes the pages of a region resident, as a kernel device does by pinning them; writable, if any of these rights lets the
+/// device write.
 ///
 /// # Errors
-/// A part is not mapped, is protected, or is beyond the end of its file.
+/// `EFAULT`: a part is not mapped, is protected, or is beyond the end of its file.
 fn check_pages(addr: *mut c_void, length: usize, rights: Access) -> Result<(), Errno> {
     let writing =
         Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::MW_BIND;
@@ -103,7 +103,7 @@ unsafe fn register(
     let own = unsafe { pd::own(pd) }?;
     let rights = rights(flags)?;
     let is_implicit = addr.is_null() && length == usize::MAX;
-    // The whole address space, most of which is not mapped: the region is for local requests only.
+    // The whole address space, most of which is not mapped: such a region grants no remote access.
     if is_implicit && (flags & access::ON_DEMAND == 0 || rights.exposes()) {
         return Err(Errno::OPNOTSUPP);
     }
@@ -133,7 +133,8 @@ unsafe fn register(
     Ok(made)
 }
 
-// Gives a live region another key for the sinks of reads, on devices that need it, in place of its previous one.
+// Registers a second key for the destinations of RDMA reads, on devices that need it, in place of the region's previous
+// one.
 unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let (public, state) = unsafe { (&*mr, MrObject::own(mr)?) };
@@ -161,7 +162,7 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes the structure of a region in a live domain.
+/// Creates the public structure of an MR.
 ///
 /// # Errors
 /// The device was closed.
@@ -199,7 +200,7 @@ pub unsafe fn made(
     ))
 }
 
-/// `ibv_reg_mr`.
+/// Implements `ibv_reg_mr`.
 ///
 /// # Safety
 /// `length` bytes from `addr` belong to the program until the region is deregistered.
@@ -213,7 +214,7 @@ pub unsafe extern "C-unwind" fn reg(
     pointer(unsafe { register(pd, addr, length, addr as u64, flags as u32) })
 }
 
-/// `ibv_reg_mr_iova`.
+/// Implements `ibv_reg_mr_iova`.
 ///
 /// # Safety
 /// As for [`reg`].
@@ -228,7 +229,7 @@ pub unsafe extern "C-unwind" fn reg_iova(
     pointer(unsafe { register(pd, addr, length, iova, flags as u32) })
 }
 
-/// `ibv_reg_mr_iova2`.
+/// Implements `ibv_reg_mr_iova2`.
 ///
 /// # Safety
 /// As for [`reg`].
@@ -243,10 +244,10 @@ pub unsafe extern "C-unwind" fn reg_iova2(
     pointer(unsafe { register(pd, addr, length, iova, flags) })
 }
 
-/// `ibv_dereg_mr`.
+/// Implements `ibv_dereg_mr`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn dereg(mr: *mut IbvMr) -> c_int {
     let end = |state: &State| {
         if !state.is_imported {
@@ -267,10 +268,10 @@ pub unsafe extern "C-unwind" fn dereg(mr: *mut IbvMr) -> c_int {
     code(unsafe { MrObject::end(mr, end) })
 }
 
-/// `ibv_import_mr`: the region of a handle; its address is not reported.
+/// Implements `ibv_import_mr`: another structure for the MR with this handle. Its address and length are not reported.
 ///
 /// # Safety
-/// The domain is not freed meanwhile.
+/// The domain is not freed during the call.
 pub unsafe extern "C-unwind" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|_| {
@@ -301,10 +302,10 @@ pub unsafe extern "C-unwind" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvM
     }))
 }
 
-/// `ibv_unimport_mr`.
+/// Implements `ibv_unimport_mr`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn unimport(mr: *mut IbvMr) {
     // SAFETY: as the caller promises.
     if unsafe { MrObject::own(mr) }.is_ok_and(|state| state.is_imported) {
@@ -316,14 +317,14 @@ pub unsafe extern "C-unwind" fn unimport(mr: *mut IbvMr) {
 const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 1 << 1;
 const CHANGE_ACCESS: c_int = 1 << 2;
-// Results of a re-registration: an argument is invalid and the region unchanged, or the device has failed.
+// Results of `ibv_rereg_mr`: an argument is invalid and the region is unchanged, or the device has failed.
 const WRONG_ARGUMENT: c_int = -1;
 const FAILED: c_int = -4;
 
-/// `ibv_rereg_mr`.
+/// Implements `ibv_rereg_mr`.
 ///
 /// # Safety
-/// As for [`reg`], and the region is not deregistered meanwhile.
+/// As for [`reg`], and the region is not deregistered during the call.
 pub unsafe extern "C-unwind" fn rereg(
     mr: *mut IbvMr,
     flags: c_int,
@@ -407,7 +408,7 @@ pub unsafe extern "C-unwind" fn rereg(
     }
 }
 
-// Replaces the key for the sinks of reads of a region whose access or memory has changed.
+// Replaces the second key of a region for the destinations of RDMA reads, after its access or memory has changed.
 unsafe fn change_sink(
     mr: *mut IbvMr,
     before: u32,
@@ -429,7 +430,8 @@ unsafe fn change_sink(
     unsafe { add_sink(mr, rights) }
 }
 
-/// The slot `advise_mr`: does nothing. Memory is used in place, so there is nothing to prefetch.
+/// Implements the slot `advise_mr` of `verbs_context`. It has no effect, because the library uses memory in place and
+/// prefetches nothing.
 ///
 /// # Safety
 /// `count` entries from `list` are readable.

@@ -1,4 +1,4 @@
-//! Memory windows.
+//! Memory windows, for C programs.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,13 +12,13 @@ use crate::mr::{self, rights};
 use crate::object::Object;
 use crate::pd;
 
-/// The layout of a window.
+/// A memory window: its public structure and the library's part.
 pub type MwObject = Object<IbvMw, Mw>;
 
-/// The slot `alloc_mw`.
+/// Implements the slot `alloc_mw` of `ibv_context_ops`.
 ///
 /// # Safety
-/// The domain is not freed meanwhile.
+/// The domain is not freed during the call.
 pub unsafe extern "C-unwind" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
@@ -40,23 +40,23 @@ pub unsafe extern "C-unwind" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut Ib
     }))
 }
 
-/// The slot `dealloc_mw`.
+/// Implements the slot `dealloc_mw` of `ibv_context_ops`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn dealloc(mw: *mut IbvMw) -> c_int {
     let end = |own: &Mw| Ok(own.clone().destroy().wait()?);
     // SAFETY: as the caller promises.
     code(unsafe { MwObject::end(mw, end) })
 }
 
-/// The posted bind of a window, whose new key ends with the low byte of `rkey`.
+/// Converts a bind work request (`IBV_WR_BIND_MW`), whose `rkey` gives the low byte of the window's new key.
 ///
 /// # Errors
-/// Unknown access bits, a window or region that was destroyed, or another window's key.
+/// The access flags are unknown, the window or MR was destroyed, or the rest of `rkey` is that of another window.
 ///
 /// # Safety
-/// Neither the window nor the region is destroyed meanwhile.
+/// Neither the window nor the MR is destroyed during the call.
 pub unsafe fn posted<'a>(bind: &BindMw) -> Result<wr::BindWindow<'a>, Errno> {
     // SAFETY: as the caller promises.
     let window = unsafe { MwObject::own(bind.mw) }?;
@@ -69,18 +69,18 @@ pub unsafe fn posted<'a>(bind: &BindMw) -> Result<wr::BindWindow<'a>, Errno> {
     Ok(request.key_byte(key.key_byte()))
 }
 
-/// The arguments of a bind; without a region the window is unbound.
+/// Converts the arguments of a bind; without an MR the window is unbound.
 ///
 /// # Errors
-/// Unknown access bits, or a region that was deregistered.
+/// The access flags are unknown, or the MR was deregistered.
 ///
 /// # Safety
-/// The region is not deregistered meanwhile.
+/// The MR is not deregistered during the call.
 pub unsafe fn request<'a>(
     window: &'a Mw,
     info: &IbvMwBindInfo,
 ) -> Result<wr::BindWindow<'a>, Errno> {
-    // A window grants remote access only; local write is implied.
+    // A window grants only remote access; local write is implied by it.
     let access = rights(info.mw_access_flags)? - Access::LOCAL_WRITE;
     let request = if info.mr.is_null() {
         wr::BindWindow::unbind(window)

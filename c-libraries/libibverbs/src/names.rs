@@ -1,4 +1,4 @@
-//! Names of constants, and static rates.
+//! The verbs that return names of constants, and those that convert static rates.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -7,7 +7,7 @@ fn text(texts: &[&'static CStr], code: c_int, unknown: &'static CStr) -> *const 
     found.copied().unwrap_or(unknown).as_ptr()
 }
 
-/// `ibv_node_type_str`.
+/// Implements `ibv_node_type_str`.
 pub extern "C-unwind" fn node_type_str(node_type: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"unknown",
@@ -22,7 +22,7 @@ pub extern "C-unwind" fn node_type_str(node_type: c_int) -> *const c_char {
     text(TEXTS, node_type, c"unknown")
 }
 
-/// `ibv_port_state_str`.
+/// Implements `ibv_port_state_str`.
 pub extern "C-unwind" fn port_state_str(state: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"no state change (NOP)",
@@ -35,7 +35,7 @@ pub extern "C-unwind" fn port_state_str(state: c_int) -> *const c_char {
     text(TEXTS, state, c"unknown")
 }
 
-/// `ibv_event_type_str`.
+/// Implements `ibv_event_type_str`.
 pub extern "C-unwind" fn event_type_str(event: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"CQ error",
@@ -62,7 +62,7 @@ pub extern "C-unwind" fn event_type_str(event: c_int) -> *const c_char {
     text(TEXTS, event, c"unknown")
 }
 
-/// `ibv_wc_status_str`.
+/// Implements `ibv_wc_status_str`.
 pub extern "C-unwind" fn wc_status_str(status: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"success",
@@ -93,7 +93,7 @@ pub extern "C-unwind" fn wc_status_str(status: c_int) -> *const c_char {
     text(TEXTS, status, c"unknown")
 }
 
-// Codes of static rates, and their values in Mb/s.
+// The codes of `enum ibv_rate`, each with its rate in Mb/s.
 const RATES: [(c_int, c_int); 23] = [
     (2, 2_500),
     (5, 5_000),
@@ -122,19 +122,19 @@ const RATES: [(c_int, c_int); 23] = [
 
 const SINGLE: c_int = 2_500;
 
-/// `ibv_rate_to_mbps`.
+/// Implements `ibv_rate_to_mbps`.
 pub extern "C-unwind" fn rate_to_mbps(rate: c_int) -> c_int {
     let known = RATES.iter().find(|(code, _)| *code == rate);
     known.map_or(-1, |&(_, mbps)| mbps)
 }
 
-/// `mbps_to_ibv_rate`.
+/// Implements `mbps_to_ibv_rate`.
 pub extern "C-unwind" fn mbps_to_rate(mbps: c_int) -> c_int {
     let known = RATES.iter().find(|(_, known)| *known == mbps);
     known.map_or(0, |&(code, _)| code)
 }
 
-/// `ibv_rate_to_mult`: in multiples of 2.5 Gb/s.
+/// Implements `ibv_rate_to_mult`: returns the rate as a multiple of 2.5 Gb/s, or -1 if it is not a multiple.
 pub extern "C-unwind" fn rate_to_mult(rate: c_int) -> c_int {
     match rate_to_mbps(rate) {
         mbps if mbps > 0 && mbps % SINGLE == 0 => mbps / SINGLE,
@@ -142,7 +142,7 @@ pub extern "C-unwind" fn rate_to_mult(rate: c_int) -> c_int {
     }
 }
 
-/// `mult_to_ibv_rate`.
+/// Implements `mult_to_ibv_rate`.
 pub extern "C-unwind" fn mult_to_rate(mult: c_int) -> c_int {
     mult.checked_mul(SINGLE)
         .map_or(0, |mbps| mbps_to_rate(mbps))

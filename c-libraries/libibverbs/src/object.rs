@@ -1,10 +1,12 @@
-//! The layout of objects: the structure that a C program sees, then our object.
+//! The memory layout of verbs objects: the public structure that a C program sees, then the library's own part.
 //!
-//! The addresses of live objects are recorded with their kinds, so that a control verb with a pointer to a destroyed object, to
-//! one of another kind that was made in its place, or to none of ours, fails and does not crash. The data path looks up no pointers.
+//! The addresses of live objects are recorded with their kinds. So a control verb fails, rather than crashes, with a
+//! pointer to a destroyed object, to an object of another kind at the same address, or to something else. The data path
+//! does not look up pointers.
 //!
-//! A child of a fork may destroy the objects that it has inherited. That leaves those of its parent as they are: the child only
-//! forgets the address, because a thread of the parent may have held a lock of the object when the process forked.
+//! A child of a fork may destroy the objects that it has inherited from its parent. The child then only forgets the address
+//! and leaves the object as it is, because a thread of the parent may have held a lock of the object when the process
+//! forked.
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
@@ -14,26 +16,27 @@ use verbs_api::provider::{ForkLock, forks};
 
 use crate::errno::Errno;
 
-/// The layout of an object.
+/// The memory layout of a verbs object: the public C structure `C`, then the library's own part `T`.
 #[repr(C)]
 pub struct Object<C, T> {
     c: C,
     own: T,
 }
 
-/// The kind of a live object, and the process that made it.
+/// The kind of a live object, and which process has made it.
 #[derive(Clone, Copy, PartialEq)]
 struct Known {
-    /// The type of its structure.
+    /// The type of its public C structure.
     kind: TypeId,
-    /// How many forks came before the object was made.
+    /// The number of forks between the first process and the one that made the object. An inherited object has a smaller
+    /// number than an own one.
     forks: u64,
 }
 
-// By address.
+// The live objects, by the address of their public structure.
 static LIVE: ForkLock<Option<HashMap<usize, Known>>> = ForkLock::new(None);
 
-/// Records the address of a live object.
+/// Records that a live object with the public structure `C` is at this address.
 pub(crate) fn remember<C: 'static>(at: *mut C) -> *mut C {
     let known = Known {
         kind: TypeId::of::<C>(),
@@ -43,7 +46,8 @@ pub(crate) fn remember<C: 'static>(at: *mut C) -> *mut C {
     at
 }
 
-/// Removes an address. Returns whether an object of this process was recorded there, and not one of its parent's.
+/// Removes the record of the object at this address. Returns whether this process has made the object; false for one that
+/// it has inherited from its parent, and if there is none.
 pub(crate) fn forget<C>(at: *mut C) -> bool {
     let known = LIVE
         .lock()
@@ -52,7 +56,7 @@ pub(crate) fn forget<C>(at: *mut C) -> bool {
     known.is_some_and(|known| known.forks == forks())
 }
 
-/// Whether a live object is there that this process has inherited from its parent.
+/// Whether the object at this address is live and inherited: made by the parent process before the fork.
 pub fn is_parents<C>(at: *const C) -> bool {
     known(at).is_some_and(|known| known.forks != forks())
 }
@@ -61,15 +65,15 @@ fn known<C>(at: *const C) -> Option<Known> {
     LIVE.lock().as_ref()?.get(&(at as usize)).copied()
 }
 
-/// Whether a live object of any kind is there.
+/// Whether a live object of any kind is at this address.
 pub(crate) fn is_live<C>(at: *const C) -> bool {
     known(at).is_some()
 }
 
-/// The pointer itself, if it is one to a live object of this kind.
+/// Checks that the pointer is one to a live object with the public structure `C`, and returns it.
 ///
 /// # Errors
-/// It is null, or no live object of this kind is there.
+/// `EINVAL`: the pointer is null, or no live object of this kind is there.
 pub fn check<C: 'static>(at: *const C) -> Result<*const C, Errno> {
     match known(at) {
         Some(known) if known.kind == TypeId::of::<C>() => Ok(at),
@@ -78,26 +82,26 @@ pub fn check<C: 'static>(at: *const C) -> Result<*const C, Errno> {
 }
 
 impl<C: 'static, T> Object<C, T> {
-    /// Allocates an object, and returns the program's pointer to it.
+    /// Allocates and records an object. Returns the pointer to its public structure, for the program.
     pub fn create(c: C, own: T) -> *mut C {
         remember(Box::into_raw(Box::new(Self { c, own })).cast())
     }
 
-    /// Our object behind a program's pointer.
+    /// The library's own part of the object at the program's pointer.
     ///
     /// # Errors
     /// Those of [`check`].
     ///
     /// # Safety
-    /// If a live object is at that address, [`create`](Self::create) of this type made it, and it is not destroyed while the
-    /// result is used.
+    /// If a live object is at that address, [`create`](Self::create) of this type made it, and it is not destroyed while
+    /// the result is used.
     pub unsafe fn own<'a>(at: *const C) -> Result<&'a T, Errno> {
         let at = check(at)?;
         // SAFETY: live, and of this type, as the caller promises.
         Ok(unsafe { Self::own_unchecked(at) })
     }
 
-    /// Our object behind a program's pointer, without a look-up: for the data path.
+    /// The library's own part of the object at the program's pointer, without a check: for the data path.
     ///
     /// # Safety
     /// [`create`](Self::create) of this type made it, and it is not destroyed while the result is used.
@@ -107,10 +111,11 @@ impl<C: 'static, T> Object<C, T> {
         unsafe { &(*at.cast::<Self>()).own }
     }
 
-    /// Ends what an object stands for, and frees it. A parent's object is only forgotten, and nothing ends.
+    /// Destroys an object: calls `end` to destroy the verbs object that it stands for, then frees it. For an object that
+    /// this process has inherited, `end` is not called and the object is only forgotten.
     ///
     /// # Errors
-    /// Those of [`check`], and those of `end`: the object stays.
+    /// Those of [`check`], and those of `end`; in either case the object stays.
     ///
     /// # Safety
     /// As for [`destroy`](Self::destroy).
@@ -125,10 +130,10 @@ impl<C: 'static, T> Object<C, T> {
         Ok(())
     }
 
-    /// Frees the object at the address, unless it is a parent's: that is forgotten.
+    /// Frees the object at the address. One that this process has inherited from its parent is only forgotten.
     ///
     /// # Safety
-    /// As for [`own`](Self::own), and the object is not used any more.
+    /// As for [`own`](Self::own), and the program does not use the object after this call.
     pub unsafe fn destroy(at: *mut C) {
         if forget(at) {
             // SAFETY: `create` made it, it was live until now, and nobody else has it.

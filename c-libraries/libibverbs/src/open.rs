@@ -1,4 +1,5 @@
-//! Opening and closing devices: fills the tables of verbs that programs call through.
+//! Opening and closing devices. Opening fills the operation tables through which programs call the verbs of the data path
+//! and others.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -41,7 +42,8 @@ fn tables() -> Tables {
     long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" => query::query_device_ex);
     long[verbs::CREATE_CQ_EX] = slot!("ibv_create_cq_ex" => cq::create_ex);
     long[verbs::CREATE_QP_EX] = slot!("ibv_create_qp_ex" => qp_ex::create);
-    // An empty slot would fail the same way, but not appear in a trace. The slots left empty take an object of these.
+    // These verbs are not implemented. A slot that is left empty fails the same way without appearing in a trace; those
+    // slots take an object that cannot exist.
     long[verbs::ALLOC_NULL_MR] = slot!("ibv_alloc_null_mr" => absent::null);
     long[verbs::CREATE_COUNTERS] = slot!("ibv_create_counters" => absent::null);
     long[verbs::CREATE_FLOW_ACTION_ESP] = slot!("ibv_create_flow_action_esp" => absent::null);
@@ -58,22 +60,23 @@ fn tables() -> Tables {
     }
 }
 
-/// `ibv_open_device`.
+/// Implements `ibv_open_device`.
 pub extern "C-unwind" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
     let opened = listed(device).and_then(State::open);
     pointer(opened.map(|own| context::create(own, tables())))
 }
 
-/// `ibv_import_device`: the open device of a descriptor or of its duplicate.
+/// Implements `ibv_import_device`: another context of the open device whose `cmd_fd`, or a duplicate of it, this descriptor
+/// is.
 pub extern "C-unwind" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
     pointer(State::import(cmd_fd).map(|own| context::create(own, tables())))
 }
 
-/// `ibv_close_device`. The engine's device is closed with the last context that shares it. As on a kernel device, objects that
-/// a program has not destroyed do not keep a device open: they stay until the process ends.
+/// Implements `ibv_close_device`. The device of the engine is closed with the last context that shares it. As with a kernel
+/// device, objects that the program has not destroyed do not keep the context open: they stay until the process ends.
 ///
 /// # Safety
-/// The device is not used any more.
+/// The program does not use the context after this call.
 pub unsafe extern "C-unwind" fn close_device(context: *mut IbvContext) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { context::own(context) }.and_then(|state| {

@@ -1,4 +1,4 @@
-//! Protection domains, and the parent domains and imported domains that are other names for them.
+//! Protection domains, and the structures that are other names for one: parent domains and imported domains.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -12,14 +12,14 @@ use crate::errno::{Errno, code, pointer};
 use crate::lock::lock;
 use crate::object::Object;
 
-/// The layout of a domain.
+/// A protection domain: its public structure and the library's part.
 type PdObject = Object<IbvPd, State>;
 
-/// Our part of it.
+/// The library's part of a protection domain.
 struct State {
     pd: Pd,
     kind: Kind,
-    // Parent domains made of it.
+    // The number of parent domains that are based on it.
     parents: AtomicU32,
 }
 
@@ -29,7 +29,7 @@ enum Kind {
     ParentOf(*mut IbvPd),
 }
 
-/// Our part of a domain.
+/// The PD that the program's pointer stands for.
 ///
 /// # Errors
 /// The pointer is null, or the domain was freed.
@@ -47,10 +47,10 @@ fn create(context: *mut IbvContext, pd: Pd, kind: Kind) -> *mut IbvPd {
     PdObject::create(IbvPd { context, handle }, State { pd, kind, parents })
 }
 
-/// `ibv_alloc_pd`.
+/// Implements `ibv_alloc_pd`.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe extern "C-unwind" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
@@ -60,10 +60,10 @@ pub unsafe extern "C-unwind" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
     }))
 }
 
-/// `ibv_dealloc_pd`.
+/// Implements `ibv_dealloc_pd`.
 ///
 /// # Safety
-/// The domain is not used any more.
+/// The program does not use the domain after this call.
 pub unsafe extern "C-unwind" fn dealloc(pd: *mut IbvPd) -> c_int {
     let end = |state: &State| {
         if state.parents.load(Ordering::Acquire) > 0 {
@@ -95,10 +95,10 @@ pub unsafe extern "C-unwind" fn dealloc(pd: *mut IbvPd) -> c_int {
     code(unsafe { PdObject::end(pd, end) })
 }
 
-/// `ibv_import_pd`: the domain of a handle, under another name.
+/// Implements `ibv_import_pd`: another structure for the domain with this handle.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
@@ -111,10 +111,10 @@ pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) ->
     }))
 }
 
-/// `ibv_unimport_pd`.
+/// Implements `ibv_unimport_pd`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn unimport(pd: *mut IbvPd) {
     // SAFETY: as the caller promises.
     let is_imported =
@@ -128,10 +128,11 @@ pub unsafe extern "C-unwind" fn unimport(pd: *mut IbvPd) {
 const ALLOCATORS: u32 = 1;
 const PD_CONTEXT: u32 = 1 << 1;
 
-/// The slot `alloc_parent_domain`. Queues lie in the device's memory: allocators of the program are not called.
+/// Implements the slot `alloc_parent_domain` of `verbs_context`. The allocators that the program passes are not called,
+/// because queues are in the library's own memory.
 ///
 /// # Safety
-/// `attr` is null or readable, and the domain is not freed meanwhile.
+/// `attr` is null or readable, and the domain is not freed during the call.
 pub unsafe extern "C-unwind" fn alloc_parent(
     context: *mut IbvContext,
     attr: *const IbvParentDomainInitAttr,
@@ -152,10 +153,11 @@ pub unsafe extern "C-unwind" fn alloc_parent(
     )
 }
 
-/// The slot `alloc_td`: the program promises to use objects made with it from one thread only, which needs nothing here.
+/// Implements the slot `alloc_td` of `verbs_context`. By a thread domain the program promises to use its objects from one
+/// thread at a time; this library makes no use of that.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe extern "C-unwind" fn alloc_td(
     context: *mut IbvContext,
     _attr: *const c_void,
@@ -165,10 +167,10 @@ pub unsafe extern "C-unwind" fn alloc_td(
     pointer(checked.map(|_| Object::<IbvTd, ()>::create(IbvTd { context }, ())))
 }
 
-/// The slot `dealloc_td`.
+/// Implements the slot `dealloc_td` of `verbs_context`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn dealloc_td(td: *mut IbvTd) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { Object::<IbvTd, ()>::own(td) }.map(|()| {

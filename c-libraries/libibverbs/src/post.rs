@@ -1,4 +1,5 @@
-//! Posting: converts requests of C to ours, without checking again what was checked before.
+//! Posting of work requests: converts the requests of C programs to those of `verbs-api`, whose checks are not repeated
+//! here.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
@@ -24,7 +25,7 @@ use crate::mw::{self, MwObject};
 use crate::qp::{self, QpObject, State};
 use crate::srq;
 
-// A list of `max` entries at most: a longer one is refused before it is read.
+// An SGE list of `count` entries. A list of more than `max` entries is refused before it is read.
 #[inline]
 fn list<'a>(first: *const IbvSge, count: c_int, max: u32) -> Result<&'a [Sge], Errno> {
     let count = u32::try_from(count).map_err(|_| Errno::INVAL)?;
@@ -62,8 +63,8 @@ fn bytes<'a>(sge: &Sge) -> Result<&'a [u8], Errno> {
     Ok(unsafe { slice::from_raw_parts(at, sge.length() as usize) })
 }
 
-// The inline bytes of all entries, one after the other in `room` unless there is just one entry. Data beyond the limit of the
-// queue pair is refused before it is read.
+// The inline data of all entries, copied one after the other to `room` unless there is just one entry. Data of more than
+// `max` bytes, the limit of the QP, are refused before they are read.
 fn inline<'a>(entries: &[Sge], max: u32, room: &'a mut Vec<u8>) -> Result<Data<'a>, Errno> {
     let given: usize = entries.iter().map(|sge| sge.length() as usize).sum();
     if given > max as usize {
@@ -82,7 +83,7 @@ fn remote(rdma: Rdma) -> RemoteAddress {
     RemoteAddress::new(rdma.remote_addr, RKey::new(rdma.rkey))
 }
 
-/// Objects made for a request that it refers to.
+/// Objects that are created for a request and that it borrows until it is posted.
 #[derive(Default)]
 struct RequestObjects {
     inlined: Vec<u8>,
@@ -90,7 +91,7 @@ struct RequestObjects {
     destination: Option<UdDestination>,
 }
 
-// Converts a request. `made` must be empty.
+// Converts one send work request. `made` must be empty.
 unsafe fn request<'a>(
     wr: &IbvSendWr,
     kind: c_int,
@@ -104,7 +105,7 @@ unsafe fn request<'a>(
         destination,
     } = made;
     if kind == qp_type::UD {
-        // Other requests have no destination.
+        // Only these requests have a destination on a UD QP.
         if !matches!(wr.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
             return Err(Errno::INVAL);
         }
@@ -185,7 +186,7 @@ unsafe fn request<'a>(
     Ok(request)
 }
 
-// The flags of a request, without the one for inline data.
+// The flags of a send work request, without `IBV_SEND_INLINE`.
 fn flags(given: u32) -> SendFlags {
     let known = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
     SendFlags::from_bits_truncate(given as u8) & known
@@ -197,10 +198,10 @@ const _: () = assert!(
         && SendFlags::SOLICITED.bits() as u32 == send_flags::SOLICITED
 );
 
-/// The slot `post_send`.
+/// Implements the slot `post_send` of `ibv_context_ops`.
 ///
 /// # Safety
-/// The queue pair is live, the requests are a list that ends with null, and `bad` is writable.
+/// The QP is live, the requests are a list that ends with null, and `bad` is writable.
 pub unsafe extern "C" fn send(
     qp: *mut IbvQp,
     first: *mut IbvSendWr,
@@ -239,8 +240,8 @@ fn refused<T>(errno: Errno, at: *mut T, bad: *mut *mut T) -> c_int {
     errno.set()
 }
 
-// The fast path for nearly all requests: a single request with one SGE on a connection. It is built in place, because moving it
-// costs as much as everything else here; all other requests go through `request`.
+// The fast path for nearly all requests: a single request with one SGE on a connected QP. It is built in place, because
+// moving it would cost as much as everything else here. Returns `None` for all other requests, which go through `request`.
 #[inline]
 unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(), PostError>> {
     if !matches!(kind, qp_type::RC | qp_type::UC) || wr.num_sge != 1 || !wr.next.is_null() {
@@ -263,7 +264,7 @@ fn plain_of<'a>(
     let flags = flags(wr.send_flags);
     // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
     let remote = || remote(unsafe { wr.wr.rdma });
-    // It only borrows, so there is nothing to drop.
+    // The request only borrows, so nothing has to be dropped.
     let mut request = ManuallyDrop::new(match wr.opcode {
         wr_opcode::SEND => WorkRequest::Send(wr::Send::new(data).flags(flags).wr_id(wr.wr_id)),
         wr_opcode::RDMA_WRITE => {
@@ -296,7 +297,7 @@ unsafe fn one(
     }
 }
 
-// Converts a list, up to the first request that cannot be. `made` must be empty.
+// Converts a list up to the first request that cannot be converted. `made` must be empty.
 unsafe fn convert<'a>(
     state: &State,
     kind: c_int,
@@ -317,7 +318,7 @@ unsafe fn convert<'a>(
     (batch, Ok(()))
 }
 
-// Posts a list with one doorbell. Requests in front of an invalid one are posted all the same.
+// Posts a list with one doorbell. The requests before an invalid one are posted nevertheless.
 #[inline(never)]
 unsafe fn several(
     state: &State,
@@ -342,13 +343,13 @@ unsafe fn several(
     }
 }
 
-/// Posts a list as one thing: all of it, or nothing.
+/// Posts all requests of a list, or none if one of them cannot be posted.
 ///
 /// # Errors
 /// Why a request of the list cannot be posted.
 ///
 /// # Safety
-/// The queue pair is live, and the requests are a list that ends with null.
+/// The QP is live, and the requests are a list that ends with null.
 pub(crate) unsafe fn whole(qp: *mut IbvQp, first: *mut IbvSendWr) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };
@@ -385,7 +386,7 @@ unsafe fn each_receive(
     posted.unwrap_or_else(|errno| refused(errno, next, bad))
 }
 
-/// The slot `post_recv`.
+/// Implements the slot `post_recv` of `ibv_context_ops`.
 ///
 /// # Safety
 /// The queue pair is live, the requests are a list that ends with null, and `bad` is writable.
@@ -405,7 +406,7 @@ pub unsafe extern "C" fn recv(
     }
 }
 
-/// The slot `post_srq_recv`.
+/// Implements the slot `post_srq_recv` of `ibv_context_ops`.
 ///
 /// # Safety
 /// The queue is live, the requests are a list that ends with null, and `bad` is writable.
@@ -425,10 +426,10 @@ pub unsafe extern "C" fn srq_recv(
     }
 }
 
-/// The slot `bind_mw`, for windows of type 1.
+/// Implements the slot `bind_mw` of `ibv_context_ops`, for windows of type 1.
 ///
 /// # Safety
-/// The structures are the program's, and none of the objects in them is destroyed meanwhile.
+/// The structures are the program's, and none of the objects in them is destroyed during the call.
 pub unsafe extern "C-unwind" fn bind_mw(
     qp: *mut IbvQp,
     mw: *mut IbvMw,

@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Queue pairs, for C programs.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -27,56 +27,58 @@ use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{ah, context, cq, mr, pd, srq};
 
-/// The layout of a queue pair, always that of an extended one.
+/// A QP: its public structure, always that of an extended QP, and the library's part.
 pub type QpObject = Object<IbvQpEx, State>;
 
-/// Our part of it.
+/// The library's part of a QP.
 pub struct State {
-    /// The queue pair.
+    /// The QP of `verbs-api` that this one stands for.
     pub qp: Qp,
-    /// Its sizes, with which the counts and lengths in requests are compared before anything is read by them.
+    /// The actual sizes of the QP. Counts and lengths in work requests are compared with them before anything is read that
+    /// they describe.
     pub cap: QpCap,
     /// Whether every request is signaled (`sq_sig_all`).
     pub sq_sig_all: bool,
-    /// Whether it was made with send operations.
+    /// Whether the QP was created with send operations, so that the program may use the `ibv_wr_*` calls.
     pub is_extended: bool,
-    /// Second keys for the sinks of reads, on devices that need them.
+    /// Second keys for the destination buffers of RDMA reads; `None` if the device needs none.
     pub sinks: Option<Arc<Sinks>>,
-    /// What `ibv_wr_start` began: the program's alone until `ibv_wr_complete`.
+    /// The requests that the program builds by `ibv_wr_*` calls. Only the thread between `ibv_wr_start` and
+    /// `ibv_wr_complete` accesses them.
     pub builder: UnsafeCell<Builder>,
 }
 
-/// Our part of a queue pair.
+/// The library's part of a QP.
 ///
 /// # Errors
-/// The pointer is null, or the queue pair was destroyed.
+/// The pointer is null, or the QP was destroyed.
 ///
 /// # Safety
-/// The queue pair is not destroyed while the result is used.
+/// The QP is not destroyed while the result is used.
 pub unsafe fn own<'a>(qp: *const IbvQp) -> Result<&'a State, Errno> {
     // SAFETY: as the caller promises.
     unsafe { QpObject::own(qp.cast()) }
 }
 
-/// How a queue pair is to be made.
+/// The arguments for creating a QP.
 pub struct CreateArguments<'a> {
-    /// The basic attributes.
+    /// The attributes that all variants of the call have; the actual sizes are written back to them.
     pub init: &'a mut IbvQpInitAttr,
-    /// The send operations, if the program named any.
+    /// The send operations that the program named (`send_ops_flags`); `None` if it named none.
     pub operations: Option<Operations>,
-    /// Whether it does not receive its own multicasts.
+    /// Whether the QP does not receive the multicast datagrams that it sends.
     pub blocks_loopback: bool,
-    /// The table of an extended queue pair.
+    /// The functions of an extended QP, which the `ibv_wr_*` calls use.
     pub slots: [Slot; 21],
 }
 
-/// Makes a queue pair.
+/// Creates a QP.
 ///
 /// # Errors
-/// An object in the attributes does not exist, or the device lacks something.
+/// An object in the attributes does not exist, or the device does not support an attribute.
 ///
 /// # Safety
-/// None of the objects in the attributes is destroyed meanwhile.
+/// None of the objects in the attributes is destroyed during the call.
 pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mut IbvQpEx, Errno> {
     // SAFETY: as the caller promises.
     let own = unsafe { pd::own(pd) }?;
@@ -103,7 +105,7 @@ pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mu
         _ => return Err(Errno::OPNOTSUPP),
     };
     let mut cap = QpCap::from(&init.cap);
-    // An atomic write carries its data in the request.
+    // An atomic write carries its data in the work request.
     if arguments
         .operations
         .is_some_and(|all| all.contains(Operations::ATOMIC_WRITE))
@@ -124,7 +126,7 @@ pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mu
         options = options.sq_sig_all();
     }
     let is_extended = arguments.operations.is_some();
-    // Without named operations a program may use all that the device has.
+    // If the program named no operations, it may use all that the device supports.
     let operations = arguments
         .operations
         .unwrap_or_else(|| everything(kind, &device.context));
@@ -140,8 +142,8 @@ pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mu
     Ok(place(device, public, qp, sq_sig_all, is_extended))
 }
 
-/// iWARP has no state before the one in which connections begin and receives may be posted, which verbs call INIT. With a
-/// completion queue that has overrun it is never reached.
+/// Moves a new iWARP QP to the state that verbs call INIT: iWARP has no earlier one. The QP stays in RESET if its CQ has
+/// overrun.
 fn make_idle(qp: &Qp) -> Result<(), Errno> {
     let idle = QpAttributes::new().qp_state(QpState::Init);
     let idle = idle.pkey_index(0).port_num(1);
@@ -151,13 +153,13 @@ fn make_idle(qp: &Qp) -> Result<(), Errno> {
     }
 }
 
-/// Makes the structure of a target, which has neither a domain nor queues.
+/// Creates the public structure of an XRC target QP, which has neither a protection domain nor queues.
 ///
 /// # Errors
 /// The device was closed.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe fn target(
     context: *mut IbvContext,
     qp: Qp,
@@ -234,7 +236,7 @@ fn everything(kind: QpType, context: &verbs_api::Context) -> Operations {
         .collect()
 }
 
-// Operations that a device with a gap lacks.
+// The send operations that a device with one of these gaps does not support.
 const CLOSED: [(BaselineGaps, Operations); 3] = [
     (
         BaselineGaps::NO_SEND_WITH_IMMEDIATE,
@@ -250,10 +252,10 @@ const CLOSED: [(BaselineGaps, Operations); 3] = [
     ),
 ];
 
-/// `ibv_create_qp`.
+/// Implements `ibv_create_qp`.
 ///
 /// # Safety
-/// `init` is null or writable, and none of the objects in it is destroyed meanwhile.
+/// `init` is null or writable, and none of the objects in it is destroyed during the call.
 pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mut IbvQp {
     // SAFETY: as the caller promises.
     let made = unsafe { init.as_mut() }
@@ -271,10 +273,11 @@ pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr)
     pointer(made).cast()
 }
 
-/// `ibv_destroy_qp`. Waits until every fetched event is acknowledged.
+/// Implements `ibv_destroy_qp`. Waits until the program has acknowledged all asynchronous events of the QP that it has
+/// fetched.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the QP after this call.
 pub unsafe extern "C-unwind" fn destroy(qp: *mut IbvQp) -> c_int {
     let end = |state: &State| {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
@@ -287,7 +290,7 @@ pub unsafe extern "C-unwind" fn destroy(qp: *mut IbvQp) -> c_int {
     code(unsafe { QpObject::end(qp.cast(), end) })
 }
 
-// Waits for a control verb of the connection manager, about which the program does not know.
+// Retries while the connection manager, which the program does not see, still runs a control verb on the QP.
 fn destruction(qp: &Qp) -> Started<(), DestroyError<Qp>> {
     let began = Instant::now();
     loop {
@@ -315,8 +318,8 @@ fn state_of(code: c_int) -> Result<QpState, Errno> {
     QpState::from_code(code).ok_or(Errno::INVAL)
 }
 
-/// The attributes of a call that a device counts: Linux's core drops those that only the other half of an XRC connection has, and a
-/// RoCE device ignores the state of path migration.
+/// The attributes of a call that the device uses. Linux drops those that only the other side of an XRC connection has, and
+/// RoCE devices ignore the path migration state, so both are removed here.
 fn honoured(kind: c_int, given: u32) -> Result<QpAttrMask, Errno> {
     const STANDARD: u32 = (1 << 21) - 1;
     const PATH_MIG_STATE: u32 = 1 << 18;
@@ -352,7 +355,7 @@ fn attributes(
         wanted.cur_qp_state = Some(state_of(attr.cur_qp_state)?);
     }
     if has(QpAttrMask::ACCESS_FLAGS) {
-        // Access without its prerequisite is an error for a region, but not here.
+        // For an MR it is an error to grant access without the access that it requires, but not for a QP.
         wanted.qp_access_flags = Some(mr::rights(attr.qp_access_flags)?);
     }
     if has(QpAttrMask::AV) {
@@ -372,7 +375,7 @@ fn attributes(
     wanted.rnr_retry = has(QpAttrMask::RNR_RETRY).then_some(attr.rnr_retry);
     wanted.rq_psn = has(QpAttrMask::RQ_PSN).then_some(Psn::new(attr.rq_psn));
     wanted.max_rd_atomic = has(QpAttrMask::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
-    // The field has five bits in a packet, and a kernel device ignores the others.
+    // The field has five bits in a packet; kernel devices ignore the others, too.
     wanted.min_rnr_timer = has(QpAttrMask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer & 0x1f);
     wanted.sq_psn = has(QpAttrMask::SQ_PSN).then_some(Psn::new(attr.sq_psn));
     wanted.max_dest_rd_atomic =
@@ -381,10 +384,10 @@ fn attributes(
     Ok(wanted)
 }
 
-/// `ibv_modify_qp`.
+/// Implements `ibv_modify_qp`.
 ///
 /// # Safety
-/// `attr` is null or readable, and the queue pair is not destroyed meanwhile.
+/// `attr` is null or readable, and the queue pair is not destroyed during the call.
 pub unsafe extern "C-unwind" fn modify(
     qp: *mut IbvQp,
     attr: *mut IbvQpAttr,
@@ -416,10 +419,10 @@ pub unsafe extern "C-unwind" fn modify(
     }))
 }
 
-/// `ibv_query_qp`.
+/// Implements `ibv_query_qp`.
 ///
 /// # Safety
-/// `attr` and `init` are null or writable, and the queue pair is not destroyed meanwhile.
+/// `attr` and `init` are null or writable, and the queue pair is not destroyed during the call.
 pub unsafe extern "C-unwind" fn query(
     qp: *mut IbvQp,
     attr: *mut IbvQpAttr,
@@ -462,10 +465,10 @@ unsafe fn group(qp: *mut IbvQp, gid: *const IbvGid) -> Result<(Qp, Gid), Errno> 
     Ok((state.qp.clone(), Gid(gid.ok_or(Errno::INVAL)?.raw)))
 }
 
-/// `ibv_attach_mcast`.
+/// Implements `ibv_attach_mcast`.
 ///
 /// # Safety
-/// `gid` is null or readable, and the queue pair is not destroyed meanwhile.
+/// `gid` is null or readable, and the queue pair is not destroyed during the call.
 pub unsafe extern "C-unwind" fn attach_mcast(
     qp: *mut IbvQp,
     gid: *const IbvGid,
@@ -475,7 +478,7 @@ pub unsafe extern "C-unwind" fn attach_mcast(
     code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.attach_multicast(group).wait()?)))
 }
 
-/// `ibv_detach_mcast`.
+/// Implements `ibv_detach_mcast`.
 ///
 /// # Safety
 /// As for [`attach_mcast`].
@@ -488,10 +491,10 @@ pub unsafe extern "C-unwind" fn detach_mcast(
     code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.detach_multicast(group).wait()?)))
 }
 
-/// `ibv_qp_to_qp_ex`: null if the queue pair was made without send operations.
+/// Implements `ibv_qp_to_qp_ex`: returns null if the QP was created without send operations.
 ///
 /// # Safety
-/// The queue pair is not destroyed meanwhile.
+/// The QP is not destroyed during the call.
 pub unsafe extern "C-unwind" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
     // SAFETY: as the caller promises.
     match unsafe { own(qp) } {
@@ -500,10 +503,10 @@ pub unsafe extern "C-unwind" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
     }
 }
 
-/// `ibv_query_ece`: no vendor options are negotiated.
+/// Implements `ibv_query_ece`: reports that no vendor options (enhanced connection establishment) are supported.
 ///
 /// # Safety
-/// `ece` is null or writable, and the queue pair is not destroyed meanwhile.
+/// `ece` is null or writable, and the QP is not destroyed during the call.
 pub unsafe extern "C-unwind" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|_| {
@@ -514,7 +517,7 @@ pub unsafe extern "C-unwind" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c
     }))
 }
 
-/// `ibv_set_ece`: only an empty set is accepted.
+/// Implements `ibv_set_ece`: accepts only an empty set of vendor options.
 ///
 /// # Safety
 /// As for [`query_ece`].
@@ -529,7 +532,8 @@ pub unsafe extern "C-unwind" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_i
     })
 }
 
-/// `ibv_query_qp_data_in_order`: data are written in ascending order, the last byte last, but this is not guaranteed.
+/// Implements `ibv_query_qp_data_in_order`: returns 0, because the library does not guarantee the order in which data
+/// become visible.
 pub extern "C-unwind" fn query_data_in_order(_: *mut IbvQp, _op: c_int, _flags: u32) -> c_int {
     minus_one(Ok(0))
 }

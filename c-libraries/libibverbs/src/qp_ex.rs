@@ -1,4 +1,4 @@
-//! Extended queue pairs, whose requests a program builds call by call and posts in one go; XRC targets.
+//! Extended QPs, whose work requests a program builds by `ibv_wr_*` calls and posts together, and XRC target QPs.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -25,7 +25,7 @@ const SEND_OPS_FLAGS: u32 = 1 << 6;
 
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
-// The flags in the order of ours, which differs.
+// Converts the flags `IBV_QP_EX_WITH_…`, whose order differs from that of [`Operations`].
 fn operations(flags: u64) -> Result<Operations, Errno> {
     let table = [
         Operations::WRITE,
@@ -52,10 +52,10 @@ fn operations(flags: u64) -> Result<Operations, Errno> {
     Ok(found)
 }
 
-/// The slot `create_qp_ex`.
+/// Implements the slot `create_qp_ex` of `verbs_context`.
 ///
 /// # Safety
-/// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
+/// `attr` is null or writable, and none of the objects in it is destroyed during the call.
 pub unsafe extern "C-unwind" fn create(
     context: *mut IbvContext,
     attr: *mut IbvQpInitAttrEx,
@@ -113,10 +113,10 @@ pub unsafe extern "C-unwind" fn create(
     pointer(made).cast()
 }
 
-/// The slot `open_qp`: a target of another process or context, by its number.
+/// Implements the slot `open_qp` of `verbs_context`: opens an XRC target QP of another process or context, by its number.
 ///
 /// # Safety
-/// `attr` is null or readable, and the domain is not closed meanwhile.
+/// `attr` is null or readable, and the domain is not closed during the call.
 pub unsafe extern "C-unwind" fn open(
     context: *mut IbvContext,
     attr: *const IbvQpOpenAttr,
@@ -202,13 +202,13 @@ unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut IbvSendWr)) {
     }
 }
 
-// `ibv_wr_start` and `ibv_wr_abort` discard the requests built so far.
+// Discards the requests that were built so far, for `ibv_wr_start` and `ibv_wr_abort`.
 unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
     // SAFETY: see above.
     unsafe { builder(qp) }.clear();
 }
 
-// All or nothing, as in the manual page.
+// Posts all requests that were built, or none, as the manual page says.
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
     let builder = unsafe { builder(qp) };
@@ -393,7 +393,7 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: 
     }
 }
 
-// So many entries of a program's list: a list that is longer than `max`, or not there, is refused before it is read.
+// A list of `count` entries of the program. One that is null or has more than `max` entries is refused before it is read.
 unsafe fn entries<'a, T>(list: *const T, count: usize, max: u32) -> Result<&'a [T], Errno> {
     match count {
         0 => Ok(&[]),

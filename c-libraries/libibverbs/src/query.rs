@@ -1,4 +1,4 @@
-//! Attributes of open devices and ports, GIDs and partition keys.
+//! Queries of C programs: attributes of devices and ports, GIDs and partition keys.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -16,7 +16,7 @@ use crate::context::{self, State};
 use crate::errno::{Errno, code, minus_one};
 use crate::{dm, interface};
 
-// A vendor ID of nobody's: locally administered.
+// The vendor ID of the devices: a locally administered OUI, which no vendor has.
 const VENDOR_ID: u32 = 0x02_70_76;
 
 const fn capped(value: u64) -> c_int {
@@ -108,7 +108,7 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
     }
 }
 
-/// `ibv_query_device`.
+/// Implements `ibv_query_device`.
 ///
 /// # Safety
 /// `attr` is null or writable.
@@ -128,10 +128,10 @@ pub unsafe extern "C-unwind" fn query_device(
 const ODP_SEND: u32 = 1;
 const ODP_RECV: u32 = 1 << 1;
 const ODP_WRITE: u32 = 1 << 2;
-// Send, receive, write, read, atomics, and receives of shared queues.
+// On-demand paging for send, receive, write, read, atomics, and receives of SRQs.
 const ODP_RELIABLE: u32 = 0x3f;
 
-/// `ibv_query_device_ex`: fills as much of the structure as the program knows.
+/// Implements `ibv_query_device_ex`: fills only as much of the structure as the program's version of it has.
 ///
 /// # Safety
 /// `size` bytes from `attr` are writable; `input` is null or readable.
@@ -155,7 +155,7 @@ pub unsafe extern "C-unwind" fn query_device_ex(
         full.phys_port_cnt_ex = u32::from(orig_attr.phys_port_cnt);
         full.orig_attr = orig_attr;
         full.max_dm_size = dm::MAX_SIZE;
-        // Memory is used in place, so every form of on-demand paging is supported.
+        // Memory is used in place and not pinned, so every form of on-demand paging is supported.
         full.odp_caps = IbvOdpCaps {
             general_caps: 3,
             rc_odp_caps: ODP_RELIABLE,
@@ -170,11 +170,11 @@ pub unsafe extern "C-unwind" fn query_device_ex(
     }))
 }
 
-// The size of the GID table: mostly empty, as in kernels.
+// The size of the GID table, of which most entries are empty, as in kernels.
 const GID_TABLE: usize = 16;
 
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
-    // iWARP's port capabilities: neither InfiniBand's nor those that need a GRH.
+    // The values of `link_layer`, of which Ethernet also stands for iWARP.
     const ETHERNET: u8 = 2;
     const INFINIBAND: u8 = 1;
     let lid = state.shared.listed.configured().lid();
@@ -205,7 +205,7 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     }
 }
 
-/// The function behind the macro `ibv_query_port`: fills as much of the structure as the program knows.
+/// Implements the macro `ibv_query_port`: fills only as much of the structure as the program's version of it has.
 ///
 /// # Safety
 /// `size` bytes from `attr` are writable.
@@ -231,7 +231,7 @@ pub unsafe extern "C-unwind" fn query_port_sized(
     }))
 }
 
-/// `ibv_query_port` as a symbol: the structure ends before the second capability flags.
+/// Implements the symbol `ibv_query_port`, whose structure ends before the second capability flags.
 ///
 /// # Safety
 /// `attr` is null, or 48 bytes are writable there.
@@ -258,7 +258,7 @@ unsafe fn gid_at(context: *mut IbvContext, port: u8, index: c_int) -> Result<Gid
     }
 }
 
-/// `ibv_query_gid`.
+/// Implements `ibv_query_gid`.
 ///
 /// # Safety
 /// `gid` is null or writable.
@@ -287,7 +287,7 @@ fn gid_type(state: &State) -> u32 {
     }
 }
 
-// The index of the interface with this address, or 0.
+// The index of the network interface with the device's address; 0 if there is none.
 fn interface(state: &State) -> u32 {
     interface::index_of(state.shared.listed.address())
 }
@@ -313,7 +313,7 @@ fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
     Ok(all)
 }
 
-/// `_ibv_query_gid_ex`.
+/// Implements `_ibv_query_gid_ex`.
 ///
 /// # Safety
 /// `size` bytes from `entry` are writable.
@@ -342,7 +342,7 @@ pub unsafe extern "C-unwind" fn query_gid_ex(
     }))
 }
 
-/// `_ibv_query_gid_table`: returns the number of entries, or a negative error number.
+/// Implements `_ibv_query_gid_table`: returns the number of entries, or a negative error number.
 ///
 /// # Safety
 /// `max` entries of `size` bytes are writable.
@@ -369,7 +369,8 @@ pub unsafe extern "C-unwind" fn query_gid_table(
     filled.unwrap_or_else(|errno| -(errno.set() as isize))
 }
 
-/// `ibv_query_gid_type`: one of the two types that the kernel tells apart, InfiniBand and RoCE v1 together, or RoCE v2.
+/// Implements `ibv_query_gid_type`: returns one of the two types that the kernel distinguishes, RoCE v2, or InfiniBand and
+/// RoCE v1 together.
 ///
 /// # Safety
 /// `target` is null or writable.
@@ -390,7 +391,7 @@ pub unsafe extern "C-unwind" fn query_gid_type(
     minus_one(looked)
 }
 
-/// `ibv_query_pkey`.
+/// Implements `ibv_query_pkey`.
 ///
 /// # Safety
 /// `pkey` is null or writable.
@@ -411,10 +412,10 @@ pub unsafe extern "C-unwind" fn query_pkey(
     }))
 }
 
-/// `ibv_get_pkey_index`.
+/// Implements `ibv_get_pkey_index`.
 ///
 /// # Safety
-/// The device is not closed meanwhile.
+/// The device is not closed during the call.
 pub unsafe extern "C-unwind" fn get_pkey_index(
     context: *mut IbvContext,
     port: u8,

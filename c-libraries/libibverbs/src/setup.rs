@@ -1,4 +1,4 @@
-//! The configuration from `polyverbs run`, as this process uses it.
+//! The configuration that `polyverbs run` passes to this process.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -7,13 +7,13 @@ use polyverbs::emulated::Tap;
 use polyverbs_configuration::{Configuration, VARIABLE};
 use verbs_api::provider::MadeOnce;
 
-/// Writes a message to standard error, if that is open.
+/// Writes a message to standard error; a failure to do so is ignored.
 pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
     // A failure cannot be reported.
     let _ = writeln!(io::stderr(), "polyverbs: {what}");
 }
 
-/// The configuration. If it cannot be read there are no devices, and a message on standard error says why.
+/// The configuration of this process. If it cannot be read, it has no devices, and a message on standard error says why.
 pub fn configuration() -> &'static Configuration {
     static READ: MadeOnce<Configuration> = MadeOnce::new();
     READ.get_or_make(|| {
@@ -24,7 +24,8 @@ pub fn configuration() -> &'static Configuration {
     })
 }
 
-/// The capture of this process's devices.
+/// The packet capture that all devices of this process share; `None` if none is configured or its file cannot be written,
+/// which a message on standard error reports.
 pub(crate) fn tap() -> Option<Tap> {
     let configuration = configuration();
     configuration.tap().unwrap_or_else(|error| {

@@ -1,7 +1,8 @@
-//! Handlers of the program for signals of faults: they are called for faults that are not of ours.
+//! Signal handlers for SIGSEGV and SIGBUS: the library handles faults of its own accesses to registered memory, and calls
+//! the handler of the program for all others.
 //!
 //! The functions here interpose those of the C library in programs that are linked with the library.
-// These are functions of C, of which each has the contract of the one with its name.
+// Each function has the contract of the C function of its name.
 #![allow(unsafe_code, clippy::missing_safety_doc)]
 
 use std::ffi::c_int;
@@ -12,10 +13,11 @@ use verbs_api::memory::copy;
 use crate::errno::Errno;
 use crate::kept::Next;
 
-/// Accesses to registered memory outlive faults from now on.
+/// Installs the library's handlers for SIGSEGV and SIGBUS: from now on, the library's accesses to registered memory that is
+/// not mapped fail and do not end the process.
 ///
 /// # Errors
-/// The handlers of the signals cannot be set.
+/// The signal handlers cannot be installed.
 pub(crate) fn outlive_faults() -> Result<(), Errno> {
     copy::outlive_faults(real_sigaction).map_err(|_| Errno::last())
 }
@@ -32,7 +34,8 @@ unsafe extern "C" fn real_sigaction(
     unsafe { mem::transmute::<*mut libc::c_void, Sigaction>(NEXT.find())(signal, new, old) }
 }
 
-/// `sigaction`.
+/// Interposes `sigaction`: the program's actions for SIGSEGV and SIGBUS are stored, and called for faults that are not the
+/// library's.
 pub unsafe extern "C" fn sigaction(
     signal: c_int,
     new: *const libc::sigaction,
@@ -47,7 +50,7 @@ pub unsafe extern "C" fn sigaction(
     }
 }
 
-/// `signal`.
+/// Interposes `signal`, by [`sigaction`].
 pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
     // SAFETY: an action of all zeros is one; both are readable and writable.
     unsafe {
@@ -69,9 +72,9 @@ unsafe fn real_sigmask(how: c_int, new: *const libc::sigset_t, old: *mut libc::s
     unsafe { mem::transmute::<*mut libc::c_void, Sigmask>(NEXT.find())(how, new, old) }
 }
 
-/// `pthread_sigmask`, which blocks no signals of faults: programs block all signals in the threads that are not to handle them, and
-/// the kernel ends a process in which a thread faults that has the signal blocked. A fault of the program's own ends the process in
-/// any case, unless the program has a handler: that is called.
+/// Interposes `pthread_sigmask`, and never blocks SIGSEGV and SIGBUS. Programs block all signals in threads that should not
+/// handle them, but the kernel ends a process if a thread faults while the signal is blocked. A fault of the program itself
+/// still ends the process, unless the program has a handler, which is called.
 pub unsafe extern "C" fn pthread_sigmask(
     how: c_int,
     new: *const libc::sigset_t,
@@ -90,7 +93,7 @@ pub unsafe extern "C" fn pthread_sigmask(
     }
 }
 
-/// `sigprocmask`.
+/// Interposes `sigprocmask`, by [`pthread_sigmask`].
 pub unsafe extern "C" fn sigprocmask(
     how: c_int,
     new: *const libc::sigset_t,

@@ -1,27 +1,28 @@
-//! Second keys for the sinks of reads, on transports that need more access there than programs grant.
+//! Second keys for the destination buffers ("sinks") of RDMA reads, on transports that require more access rights there
+//! than programs grant.
 //!
-//! On iWARP the response to a read is a write by the peer, so that the sink has to allow remote writes. Programs written for
-//! InfiniBand register it with local access only. Such a region gets a second key for the same memory, which is used by reads
-//! and reported to nobody else.
+//! On iWARP the response to a read is written by the peer, so that the destination buffer must allow remote writes.
+//! Programs written for InfiniBand register it with local access only. Such an MR gets a second key for the same memory,
+//! which only reads use and which is reported to nothing else.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use verbs_api::{Access, Context, Sge, capability::BaselineGaps, ids::LKey};
 
-/// The second keys, by the keys that the program has.
+/// The second keys, by the lkeys that the program knows.
 #[derive(Default)]
 pub struct Sinks(RwLock<HashMap<u32, LKey>>);
 
 impl Sinks {
-    /// A table, if the device needs one.
+    /// An empty table if the device requires remote write access of the destination of a read; `None` if it does not.
     pub fn of(context: &Context) -> Option<Arc<Self>> {
         let gaps = context.attributes().gaps;
         let needed = gaps.contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE);
         needed.then(Arc::default)
     }
 
-    /// Whether a region with this access needs a second key: it has local write but no remote write.
+    /// Whether an MR with these rights needs a second key: it allows local writes but no remote writes.
     pub fn serve(rights: Access) -> bool {
         rights.contains(Access::LOCAL_WRITE) && !rights.contains(Access::REMOTE_WRITE)
     }
@@ -36,7 +37,7 @@ impl Sinks {
         all.remove(&lkey);
     }
 
-    /// An SGE of a read, as the device needs it.
+    /// The SGE to post for the destination of a read: with the second key of its MR, if it has one.
     pub fn entry(&self, sge: &Sge) -> Sge {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let lkey = all.get(&sge.lkey().value()).copied().unwrap_or(sge.lkey());

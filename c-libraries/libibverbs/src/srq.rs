@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Shared receive queues, for C programs.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -14,7 +14,7 @@ use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
 use crate::{context, cq, pd, xrc};
 
-/// The layout of a queue.
+/// An SRQ: its public structure and the library's part.
 type SrqObject = Object<IbvSrq, Kind>;
 
 enum Kind {
@@ -36,22 +36,22 @@ impl Deref for Kind {
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 1 << 1;
 
-/// Our part of a queue.
+/// The SRQ that the program's pointer stands for.
 ///
 /// # Errors
-/// The pointer is null, or the queue was destroyed.
+/// The pointer is null, or the SRQ was destroyed.
 ///
 /// # Safety
-/// The queue is not destroyed while the result is used.
+/// The SRQ is not destroyed while the result is used.
 pub unsafe fn own<'a>(srq: *const IbvSrq) -> Result<&'a Srq, Errno> {
     // SAFETY: as the caller promises.
     unsafe { SrqObject::own(srq) }.map(Deref::deref)
 }
 
-/// Our part of a queue, without a look-up: for the data path.
+/// The SRQ that the program's pointer stands for, without a check: for the data path.
 ///
 /// # Safety
-/// The queue is live.
+/// The SRQ is live.
 #[inline]
 pub unsafe fn own_unchecked<'a>(srq: *const IbvSrq) -> &'a Srq {
     // SAFETY: as the caller promises.
@@ -70,7 +70,7 @@ unsafe fn make(
     let public = unsafe { (*pd).context };
     // SAFETY: a domain is live, so its device is.
     let device = unsafe { context::own(public) }?;
-    // The limit of a new queue is not armed, whatever its attributes say.
+    // The limit of a new SRQ is not armed, whatever its attributes say.
     let options = SrqOptions::new(attr.max_wr).max_sge(attr.max_sge.max(1));
     let srq = match of {
         None => Kind::Basic(own.create_srq(options).wait()?),
@@ -99,10 +99,10 @@ unsafe fn make(
     Ok(at)
 }
 
-/// `ibv_create_srq`.
+/// Implements `ibv_create_srq`.
 ///
 /// # Safety
-/// `attr` is null or writable, and the domain is not freed meanwhile.
+/// `attr` is null or writable, and the domain is not freed during the call.
 pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, attr: *mut IbvSrqInitAttr) -> *mut IbvSrq {
     // SAFETY: as the caller promises.
     let made = unsafe { attr.as_mut() }.ok_or(Errno::INVAL);
@@ -117,10 +117,10 @@ const CQ: u32 = 1 << 3;
 const TYPE_BASIC: c_int = 0;
 const TYPE_XRC: c_int = 1;
 
-/// The slot `create_srq_ex`.
+/// Implements the slot `create_srq_ex` of `verbs_context`.
 ///
 /// # Safety
-/// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
+/// `attr` is null or writable, and none of the objects in it is destroyed during the call.
 pub unsafe extern "C-unwind" fn create_ex(
     _context: *mut IbvContext,
     attr: *mut IbvSrqInitAttrEx,
@@ -150,10 +150,10 @@ pub unsafe extern "C-unwind" fn create_ex(
     )
 }
 
-/// The slot `get_srq_num`.
+/// Implements the slot `get_srq_num` of `verbs_context`.
 ///
 /// # Safety
-/// `number` is null or writable, and the queue is not destroyed meanwhile.
+/// `number` is null or writable, and the queue is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { SrqObject::own(srq) }.and_then(|kind| {
@@ -166,10 +166,10 @@ pub unsafe extern "C-unwind" fn get_number(srq: *mut IbvSrq, number: *mut u32) -
     }))
 }
 
-/// `ibv_modify_srq`.
+/// Implements `ibv_modify_srq`.
 ///
 /// # Safety
-/// `attr` is null or readable, and the queue is not destroyed meanwhile.
+/// `attr` is null or readable, and the queue is not destroyed during the call.
 pub unsafe extern "C-unwind" fn modify(
     srq: *mut IbvSrq,
     attr: *const IbvSrqAttr,
@@ -192,10 +192,10 @@ pub unsafe extern "C-unwind" fn modify(
     }))
 }
 
-/// `ibv_query_srq`.
+/// Implements `ibv_query_srq`.
 ///
 /// # Safety
-/// `attr` is null or writable, and the queue is not destroyed meanwhile.
+/// `attr` is null or writable, and the queue is not destroyed during the call.
 pub unsafe extern "C-unwind" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(srq) }.and_then(|own| {
@@ -210,10 +210,10 @@ pub unsafe extern "C-unwind" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -
     }))
 }
 
-/// `ibv_destroy_srq`.
+/// Implements `ibv_destroy_srq`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn destroy(srq: *mut IbvSrq) -> c_int {
     let end = |kind: &Kind| {
         // SAFETY: live, as was seen; a queue is live, so its device is.

@@ -1,4 +1,4 @@
-//! XRC domains.
+//! XRC domains, for C programs.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,19 +14,19 @@ use crate::errno::{Errno, code, pointer};
 use crate::lock::lock;
 use crate::object::Object;
 
-/// The layout of a domain.
+/// An XRC domain: its public structure and the library's part, `None` while it is being closed.
 type XrcdObject = Object<IbvXrcd, Mutex<Option<Xrcd>>>;
 
 const FD: u32 = 1;
 const OFLAGS: u32 = 1 << 1;
 
-/// Calls `what` with the domain behind a program's pointer.
+/// Calls `what` with the XRC domain that the program's pointer stands for.
 ///
 /// # Errors
-/// The pointer is null, or the domain was closed; and those of the call.
+/// The pointer is null, or the domain was closed; and those of `what`.
 ///
 /// # Safety
-/// The domain is not closed meanwhile.
+/// The domain is not closed during the call.
 pub unsafe fn with<T>(
     xrcd: *const IbvXrcd,
     what: impl FnOnce(&Xrcd) -> Result<T, Errno>,
@@ -36,10 +36,10 @@ pub unsafe fn with<T>(
     lock(own).as_ref().ok_or(Errno::INVAL).and_then(what)
 }
 
-/// The slot `open_xrcd`.
+/// Implements the slot `open_xrcd` of `verbs_context`.
 ///
 /// # Safety
-/// `attr` is null or readable, and the device is not closed meanwhile.
+/// `attr` is null or readable, and the device is not closed during the call.
 pub unsafe extern "C-unwind" fn open(
     context: *mut IbvContext,
     attr: *const IbvXrcdInitAttr,
@@ -72,10 +72,10 @@ pub unsafe extern "C-unwind" fn open(
     }))
 }
 
-/// The slot `close_xrcd`.
+/// Implements the slot `close_xrcd` of `verbs_context`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn close(xrcd: *mut IbvXrcd) -> c_int {
     let end = |own: &Mutex<Option<Xrcd>>| {
         let mut slot = lock(own);

@@ -1,4 +1,4 @@
-//! Socket addresses as programs write them.
+//! Socket addresses in the form that C programs use.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -8,13 +8,13 @@ use polyverbs_libibverbs::errno::Errno;
 
 pub use polyverbs_abi::address::{length, none, write};
 
-/// The address behind a program's pointer.
+/// Reads the address at a program's pointer.
 ///
 /// # Errors
 /// The pointer is null, or the address is neither IPv4 nor IPv6.
 ///
 /// # Safety
-/// The pointer is null, or an address of its family's length is readable.
+/// The pointer is null, or an address of its family's length is readable there.
 pub unsafe fn read(address: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
     // SAFETY: as the caller promises.
     let family = unsafe { address.as_ref() }.ok_or(Errno::INVAL)?.sa_family;

@@ -1,4 +1,4 @@
-//! Binding and listening.
+//! Binding of identifiers (`rdma_cm_id`) to addresses, and listening.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,12 +16,12 @@ use crate::id::{self, Own};
 use crate::ports::Port;
 use crate::state::{Data, DeviceListener, Inner, Part};
 
-/// Gives the identifier an address, and the device that has the address: unlike with the kernel, also for loopback, because
-/// pyverbs uses the device at once and does not expect that there is none. A synchronous identifier may be bound to loopback
-/// without a device there.
+/// Binds an identifier to an address, with the device that has the address. Unlike with the kernel, a loopback address has
+/// a device too, because pyverbs uses the device at once. A synchronous identifier may be bound to loopback if no device is
+/// there.
 ///
 /// # Errors
-/// The identifier is bound; no device has the address; another identifier of this process has the port.
+/// The identifier is bound already, no device has the address, or another identifier of this process has the port.
 pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
     let mut state = own.inner.lock();
     if state.local.is_some() || !matches!(state.part, Part::Nothing) {
@@ -55,8 +55,9 @@ fn bind_at(
     if is_nowhere {
         show_local(public, own, local);
         if local.ip().is_unspecified() && own.inner.lock().has_assigned_port {
-            // The port is taken now: qperf tells its peers before it listens, and a peer that connects meanwhile has to wait,
-            // not to be refused. Without a device to listen on, listening fails.
+            // The port is listened on already: qperf sends its peers the port before it calls `rdma_listen`, and a peer
+            // that connects in between has to wait and not be refused. If there is no device to listen on, only
+            // `rdma_listen` fails.
             let reserved = listeners_at(public, own, local, 0).unwrap_or_default();
             own.inner.lock().reserved = reserved;
         }
@@ -66,16 +67,16 @@ fn bind_at(
     id::bound(public, own, &device, local)
 }
 
-// The address of the identifier has changed.
+// Stores a new local address in the identifier and in its public structure.
 fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
     public.route.addr.src = address::write(local);
     own.inner.lock().local = Some(local);
 }
 
-/// `rdma_bind_addr`.
+/// Implements `rdma_bind_addr`.
 ///
 /// # Safety
-/// `addr` is null or an address, and the identifier is not destroyed meanwhile.
+/// `addr` is null or an address, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -85,10 +86,10 @@ pub unsafe extern "C-unwind" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::so
     }))
 }
 
-/// `rdma_listen`.
+/// Implements `rdma_listen`.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -125,11 +126,11 @@ pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_i
     }))
 }
 
-// How many other ports are tried if an assigned one is in use.
+// The number of other ports that are tried if an assigned port is in use.
 const MORE_PORTS: usize = 8;
 
-/// Carries out `attempt` with the identifier's port. If the port is in use, for instance by another process, and the program
-/// has not chosen it, the identifier gets other ones and `attempt` is repeated.
+/// Calls `attempt` with the identifier's port. If the port is in use, for example by another process, and was assigned
+/// rather than chosen by the program, assigns another port and calls `attempt` again.
 pub(crate) fn at_free_port<T>(
     public: &mut RdmaCmId,
     own: &Own,
@@ -157,10 +158,10 @@ pub(crate) fn at_free_port<T>(
     tried
 }
 
-/// Listens on each device at the identifier's address. An assigned port may change.
+/// Listens on each device at the identifier's address, on its port; an assigned port may change.
 ///
 /// # Errors
-/// There is no device at its address, or the port is in use.
+/// No device has the address, or the port is in use.
 fn listeners_at(
     public: &mut RdmaCmId,
     own: &Own,
@@ -170,7 +171,7 @@ fn listeners_at(
     let service = id::service(public);
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
     let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
-    // A listener at any address accepts both families, unless told otherwise.
+    // A listener at the IPv6 wildcard address accepts both families, unless `RDMA_OPTION_ID_AFONLY` is set.
     let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
     devices.retain(|device| takes_both || same_family(device));
@@ -178,7 +179,8 @@ fn listeners_at(
         self::listeners(&devices, service, port, backlog)
     });
     let listeners = listeners.map_err(|error| errno::of(&error))?;
-    // If no device has the family, listening at any address succeeds without effect, as with the kernel.
+    // If no device has an address of the family, listening at the wildcard address succeeds without effect, as with the
+    // kernel.
     if listeners.is_empty() && at.is_some() {
         return Err(Errno(libc::ENODEV));
     }
@@ -211,10 +213,10 @@ fn listeners(
     those_that_listen(each)
 }
 
-// The listeners of the devices that listen, for instance because the process had descriptors for them.
+// The listeners of those devices on which listening succeeded. It may fail on others, for example for want of descriptors.
 //
 // # Errors
-// No device listens, or the port is in use at one of them.
+// Listening failed on all devices, or the port is in use on one of them.
 fn those_that_listen<T>(
     each: impl Iterator<Item = Result<T, ConnectError>>,
 ) -> Result<Vec<T>, ConnectError> {
@@ -232,7 +234,7 @@ fn those_that_listen<T>(
     }
 }
 
-// Reports the listener's requests, one after the other.
+// Posts a `CONNECT_REQUEST` event for each connection request that the listener gets, one after the other.
 fn hear(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Listener>) {
     let weak = Arc::downgrade(listener);
     listener.next().on_done(move |incoming| {

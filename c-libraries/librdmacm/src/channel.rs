@@ -1,4 +1,4 @@
-//! Channels, and events as programs see them.
+//! Event channels, and the events that programs fetch from them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,22 +12,22 @@ use crate::abi::{RdmaCmEvent, RdmaEventChannel};
 use crate::errno::done;
 use crate::state::{Inner, Queued};
 
-/// The layout of a channel.
+/// An event channel: its public structure and the library's part, the queue of events.
 type ChannelObject = Object<RdmaEventChannel, Arc<Events<Queued>>>;
 
-/// The layout of an event.
+/// A fetched event: its public structure and the library's part.
 type EventObject = Object<RdmaCmEvent, Fetched>;
 
 struct Fetched {
     of: Arc<Inner>,
-    // What the event points to.
+    // The private data that the public structure points to.
     _private_data: Box<[u8]>,
 }
 
-/// A new channel.
+/// Creates an event channel.
 ///
 /// # Errors
-/// There is no file descriptor left.
+/// The process cannot open further files.
 pub fn make() -> Result<*mut RdmaEventChannel, Errno> {
     let events = Arc::new(Events::new()?);
     Ok(ChannelObject::create(
@@ -36,30 +36,30 @@ pub fn make() -> Result<*mut RdmaEventChannel, Errno> {
     ))
 }
 
-/// The queue behind a program's pointer.
+/// The queue of events of the program's channel.
 ///
 /// # Errors
 /// The pointer is null, or the channel was destroyed.
 ///
 /// # Safety
-/// The channel is not destroyed meanwhile.
+/// The channel is not destroyed during the call.
 pub unsafe fn events(channel: *const RdmaEventChannel) -> Result<Arc<Events<Queued>>, Errno> {
     // SAFETY: as the caller promises.
     unsafe { ChannelObject::own(channel) }.cloned()
 }
 
-/// `rdma_create_event_channel`.
+/// Implements `rdma_create_event_channel`.
 pub extern "C-unwind" fn create() -> *mut RdmaEventChannel {
     pointer(make())
 }
 
-/// `rdma_destroy_event_channel`.
+/// Implements `rdma_destroy_event_channel`.
 ///
 /// # Safety
-/// The structure is not used any more.
+/// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn destroy(channel: *mut RdmaEventChannel) {
     let end = |events: &Arc<Events<Queued>>| {
-        // Requests that were not fetched are refused.
+        // Connection requests that the program has not fetched are refused.
         for queued in events.take(|_| true) {
             queued.of.acknowledged();
         }
@@ -71,14 +71,15 @@ pub unsafe extern "C-unwind" fn destroy(channel: *mut RdmaEventChannel) {
     }
 }
 
-/// An event that a program has fetched: until it is acknowledged, its identifier and what it points to stay valid.
+/// Makes the structure of an event that the program fetches. Until the program acknowledges the event, the identifier and
+/// the private data of the event stay valid.
 pub(crate) fn make_event(
     of: Arc<Inner>,
     mut public: RdmaCmEvent,
     private_data: Box<[u8]>,
 ) -> *mut RdmaCmEvent {
     if !private_data.is_empty() {
-        // Both kinds of parameters begin with the private data.
+        // The parameters of both kinds of service begin with the private data.
         public.param.conn.private_data = private_data.as_ptr().cast();
         public.param.conn.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
     }
@@ -89,7 +90,7 @@ pub(crate) fn make_event(
     EventObject::create(public, fetched)
 }
 
-/// `rdma_ack_cm_event`.
+/// Implements `rdma_ack_cm_event`.
 ///
 /// # Safety
 /// The event is not used any more.

@@ -1,4 +1,4 @@
-//! Connecting, accepting and disconnecting.
+//! Connecting, accepting, rejecting and disconnecting of identifiers.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -23,7 +23,7 @@ use crate::qp::QKEY;
 use crate::state::{Data, Inner, Part, State};
 use crate::{bind, events};
 
-// The parameters of a connection.
+// The parameters of a connection that the program passes, converted from `rdma_conn_param`.
 struct ConnParams {
     private_data: Vec<u8>,
     reads: ReadLimits,
@@ -33,6 +33,8 @@ struct ConnParams {
 }
 
 impl ConnParams {
+    /// Converts the parameters of the program. Without any, defaults apply.
+    ///
     /// # Safety
     /// `param` is null or readable, and so are its private data.
     unsafe fn read(
@@ -83,7 +85,7 @@ impl ConnParams {
         let mut path_options = path_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
-        // The access that the program granted when it modified its queue pair to INIT.
+        // The access that the program has granted when it modified its own QP to INIT.
         if named.is_programs
             && let Ok(now) = named.qp.query()
         {
@@ -100,10 +102,10 @@ impl ConnParams {
     }
 }
 
-// An ACK timeout of 0.27 s: a busy machine is not a dead one.
+// The ACK timeout of connections, 0.27 s in the encoding of verbs: a busy peer is not taken for a dead one.
 const ACK_TIMEOUT: u8 = 16;
 
-// The access that Linux's connection manager grants to peers, without asking its programs.
+// The access that Linux's connection manager grants to peers without asking the program.
 const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -126,10 +128,10 @@ unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno
     Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
 }
 
-/// The queue pair of an identifier, or the one that the program names by its number.
+/// The QP to connect: that of the identifier, or one that the program names by its number.
 struct ConnectingQp {
     qp: Qp,
-    /// Whether the queue pair is named by its number, and the program modifies it.
+    /// Whether the program names the QP by its number and modifies it itself.
     is_programs: bool,
 }
 
@@ -151,10 +153,10 @@ impl ConnectingQp {
     }
 }
 
-/// `rdma_connect`.
+/// Implements `rdma_connect`.
 ///
 /// # Safety
-/// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
+/// `param` is null or readable, and so are its private data; the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -186,7 +188,8 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
     }))
 }
 
-// An invalid argument fails the call at once: nothing has been sent.
+// The error number if the call fails at once because of an invalid argument: nothing has been sent. `None` for errors that
+// an event reports.
 fn refused_at_once(inner: &Arc<Inner>, error: &ConnectError) -> Option<Errno> {
     let is_argument = matches!(
         error,
@@ -244,7 +247,7 @@ fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport:
         reads: accepted.reads(),
         qp_num: accepted.remote_qpn().value(),
     };
-    // On iWARP the device has brought it up, and nothing is left to do.
+    // On iWARP the device has modified the QP, so that the program need not.
     if is_programs && transport == Transport::InfiniBand {
         let mut state = this.lock();
         state.steps = accepted.steps().ok();
@@ -279,8 +282,9 @@ fn established(
     }
 }
 
-// On iWARP the peer has gone behind its reply, or has gone or sent nothing before its first message. Linux takes a connection
-// for established once there is a reply, and servers of many connections exit on any other event.
+// Handles an iWARP connection that ended before it was fully established: the peer has closed it after its reply, or before
+// its first message. Linux takes a connection for established once it has the reply, and some servers exit on any other
+// event.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Nothing;
     flush_stream(this);
@@ -288,8 +292,8 @@ fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.end();
 }
 
-// A stream has ended: flushes the queue pair, as Linux's devices do. Programs that wait only for a completion would wait for
-// ever.
+// Flushes the QP of an iWARP connection that has ended, as Linux's devices do. Programs that wait only for a completion
+// would otherwise wait forever.
 fn flush_stream(this: &Arc<Inner>) {
     let state = this.lock();
     let named = state.qp.clone();
@@ -301,7 +305,7 @@ fn flush_stream(this: &Arc<Inner>) {
     }
 }
 
-// A connection is established. Its beginning is reported before its end.
+// Handles an established connection: calls the function that reports this, and only then lets its end be reported.
 fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let (ended, timewait_exit) = (connection.disconnected(), connection.timewait_exit());
     let mut state = this.lock();
@@ -358,7 +362,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     this.post(event, status, data);
 }
 
-// The queue pair that receives datagrams.
+// Sends a datagram service request (SIDR) for the number and Q_Key of the peer's UD QP.
 fn ask(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
@@ -411,10 +415,10 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
     }
 }
 
-/// `rdma_establish`: for a program that has brought its queue pair up itself.
+/// Implements `rdma_establish`, for a program that modifies its QP itself.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn establish(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(_, own)| {
@@ -441,10 +445,10 @@ pub unsafe extern "C-unwind" fn establish(id: *mut RdmaCmId) -> c_int {
     }))
 }
 
-/// `rdma_accept`.
+/// Implements `rdma_accept`.
 ///
 /// # Safety
-/// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
+/// `param` is null or readable, and so are its private data; the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -503,10 +507,10 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
     }))
 }
 
-/// `rdma_reject`.
+/// Implements `rdma_reject`.
 ///
 /// # Safety
-/// `length` bytes of private data are readable, and the identifier is not destroyed meanwhile.
+/// `length` bytes of private data are readable, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn reject(
     id: *mut RdmaCmId,
     private_data: *const c_void,
@@ -549,10 +553,10 @@ pub unsafe extern "C-unwind" fn reject(
     }))
 }
 
-/// `rdma_disconnect`.
+/// Implements `rdma_disconnect`.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -563,13 +567,13 @@ pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
             return Err(Errno::INVAL);
         };
         let connection = Arc::clone(connection);
-        // The end of the connection has been reported, or will be.
+        // Whether the program has fetched the end of the connection already, so that no further event comes.
         let was_told = state.is_over && state.is_sync && state.waiting(inner) == 0;
         drop(state);
         // SAFETY: as the caller promises.
         match unsafe { qp::own(public.qp) } {
             Ok(qp) if device.transport() == Transport::InfiniBand => {
-                // Outstanding requests are flushed at once, whether the peer answers or not.
+                // Outstanding work requests are flushed at once, whether the peer answers or not.
                 let flushed = QpAttributes::new().qp_state(QpState::Err);
                 qp.qp.modify(flushed).wait()?;
                 connection.end().on_done(|_| {});
@@ -589,10 +593,10 @@ pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
     }))
 }
 
-/// `rdma_init_qp_attr`: the attributes with which a program brings the queue pair of a connection up itself.
+/// Implements `rdma_init_qp_attr`: returns the attributes with which a program modifies the QP of a connection itself.
 ///
 /// # Safety
-/// `attr` and `mask` are null or writable, and the identifier is not destroyed meanwhile.
+/// `attr` and `mask` are null or writable, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn init_qp_attr(
     id: *mut RdmaCmId,
     attr: *mut IbvQpAttr,
@@ -618,7 +622,7 @@ pub unsafe extern "C-unwind" fn init_qp_attr(
                     _ => step,
                 }
             }
-            // A queue pair gets its stream when the connection is accepted or established.
+            // An iWARP QP gets its TCP connection when the connection is accepted or established.
             (QpState::Rtr | QpState::Rts, _, Transport::Iwarp) => QpAttributes::new(),
             (QpState::Rtr, ..) => steps(&state)?[1],
             (QpState::Rts, ..) => steps(&state)?[2],

@@ -1,5 +1,5 @@
-//! The devices of connections: opened once for the process, when the first identifier needs them. They stay open until the process
-//! ends, as rdma-core's do: programs go on to use the `verbs` of an identifier that they have destroyed.
+//! The devices that identifiers use. A process opens each when its first identifier needs it, and keeps it open until the
+//! process ends, as rdma-core does: programs go on to use the `verbs` of an identifier that they have destroyed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -22,16 +22,16 @@ use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport, provider::errno_of};
 
-/// An open device. It stays open until the process ends.
+/// An open device of this process.
 pub struct CmDevice {
     listed: &'static ListedDevice,
-    /// The program's pointer to it.
+    /// The pointer to the device's context that programs get.
     pub public: *mut IbvContext,
-    /// The same as a context of ours.
+    /// The context of `verbs-api` that it stands for.
     pub context: Context,
-    /// Its connector.
+    /// The connection manager of the device.
     pub connector: Connector,
-    // The domain of queue pairs for which the program names none.
+    // The PD of QPs for which the program names none; null until it is needed.
     pd: Mutex<*mut IbvPd>,
 }
 
@@ -60,12 +60,12 @@ impl CmDevice {
         }))
     }
 
-    /// Its address.
+    /// The IP address of the device.
     pub fn address(&self) -> IpAddr {
         self.listed.address()
     }
 
-    /// A path record from the GID of its address.
+    /// The path in the form of address handle attributes, with the device's GID as its source.
     pub fn path(&self, path: &AddressVector) -> IbvAhAttr {
         let port = self.context.query_port(path.port_num);
         IbvAhAttr::from(&AddressVector {
@@ -74,7 +74,7 @@ impl CmDevice {
         })
     }
 
-    /// Reports on standard error, once, that it does not listen.
+    /// Writes to standard error why the device does not listen; only the first time.
     pub(crate) fn report(&self, error: &ConnectError) {
         if !matches!(error, ConnectError::AddressInUse { .. }) {
             let name = self.listed.name().to_string_lossy();
@@ -83,15 +83,15 @@ impl CmDevice {
         }
     }
 
-    /// Its transport.
+    /// The transport of the device.
     pub fn transport(&self) -> Transport {
         self.listed.transport()
     }
 
-    /// The domain of queue pairs for which the program names none.
+    /// The PD of QPs for which the program names none, created on first use.
     ///
     /// # Errors
-    /// The device has no room for another domain.
+    /// The device has no room for another PD.
     pub fn pd(&self) -> Result<*mut IbvPd, Errno> {
         let mut pd = lock(&self.pd);
         if pd.is_null() {
@@ -105,7 +105,7 @@ impl CmDevice {
     }
 }
 
-// The devices of this process: a child of a fork opens its own.
+// The open devices of this process. A child of a fork opens its own.
 static OPENED: PerProcess<Mutex<Vec<Arc<CmDevice>>>> = PerProcess::new(Mutex::default);
 
 fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
@@ -119,12 +119,12 @@ fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
     Ok(device)
 }
 
-/// The service of an identifier.
+/// The kind of service that an identifier provides or uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Connections.
+    /// Connections, by RC QPs.
     Connections,
-    /// Datagrams, which iWARP lacks.
+    /// Datagrams, by UD QPs, which iWARP does not have.
     Datagrams,
 }
 
@@ -135,22 +135,22 @@ fn fitting(at: Option<IpAddr>, service: Service) -> impl Iterator<Item = &'stati
     })
 }
 
-/// Whether there is a device at an address.
+/// Whether a device with this service has this address.
 pub fn is_at(address: IpAddr, service: Service) -> bool {
     fitting(Some(address), service).next().is_some()
 }
 
-/// The first device at an address.
+/// Opens the first device at an address.
 ///
 /// # Errors
-/// There is none, or none with datagrams; the address is not this machine's.
+/// No device with this service has the address, or the address is not one of this machine.
 pub fn at(address: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
     let fitting = fitting(Some(address.ip()), service).next();
     open(fitting.ok_or_else(|| without_device(address))?)
 }
 
-// The error number that Linux has for an address without a device, as link-local addresses are: the system knows whether
-// the interface of the scope has one.
+// The error number that Linux returns for an address that no device has. For a link-local address the system knows whether
+// the interface of its scope has it.
 fn without_device(mut address: SocketAddr) -> Errno {
     if is_at(address.ip(), Service::Connections) {
         return Errno::OPNOTSUPP;
@@ -162,8 +162,8 @@ fn without_device(mut address: SocketAddr) -> Errno {
     }
 }
 
-/// A non-blocking socket of the system. A system call makes it, because librspreload replaces the function of C by one that
-/// makes an rsocket, which needs such a socket itself.
+/// A nonblocking UDP socket of the system. It is created by a system call, because librspreload replaces `socket` by a
+/// function that creates an rsocket, which itself needs a UDP socket.
 pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
     let family = match at {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -176,10 +176,10 @@ pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::
     Ok(socket.into())
 }
 
-/// All devices at an address, or at any.
+/// Opens all devices at an address or, for `None`, at any address.
 ///
 /// # Errors
-/// There is none, or none of them can be opened.
+/// There is no such device, or none that can be opened.
 pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, Errno> {
     those_that_open(fitting(at, service), |listed| {
         if at.is_none() {
@@ -189,10 +189,10 @@ pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, E
     })
 }
 
-/// These devices, without those that cannot be opened.
+/// Opens these devices by `open`, and leaves out those that cannot be opened.
 ///
 /// # Errors
-/// There is none, or none of them can be opened.
+/// The list is empty, or no device can be opened.
 pub(crate) fn those_that_open<L, D>(
     listed: impl Iterator<Item = L>,
     open: impl Fn(L) -> Result<D, Errno>,
@@ -211,24 +211,25 @@ pub(crate) fn those_that_open<L, D>(
     Ok(opened)
 }
 
-/// The source address of the route to a destination.
+/// The source address of the system's route to a destination.
 ///
 /// # Errors
 /// There is no route.
 pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
     let mut there = to;
-    // Port 0 is no valid destination.
+    // The system accepts no destination with port 0.
     there.set_port(to.port().max(1));
     let from = source_of(there).map_err(|error| Errno(errno_of(&error)))?;
     let has_device = |ip| fitting(Some(ip), Service::Connections).next().is_some();
-    // The route to an address of this machine may begin at another of its addresses, such as loopback.
+    // The system may choose another of this machine's addresses, such as loopback, for the route to an address of this
+    // machine that has a device.
     if !has_device(from) && has_device(to.ip()) {
         return Ok(to.ip());
     }
     Ok(from)
 }
 
-/// The device of the route to a destination.
+/// Opens the device at the source address of the system's route to a destination.
 ///
 /// # Errors
 /// There is no route, or no device at its source address.
@@ -239,7 +240,7 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
         source
     });
     match source.and_then(|source| at(source, service)) {
-        // Groups are not routed.
+        // There may be no route to a multicast group.
         Err(_) if to.ip().is_multicast() => {
             let same = |listed: &&ListedDevice| listed.address().is_ipv4() == to.is_ipv4();
             let first = fitting(None, service).find(same);
@@ -249,7 +250,7 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
     }
 }
 
-/// `rdma_get_devices`: a null-terminated list of open devices; null where there is none.
+/// Implements `rdma_get_devices`: returns a null-terminated list of open devices, or null if there are none.
 ///
 /// # Safety
 /// `count` is null or writable.
@@ -274,7 +275,7 @@ pub unsafe extern "C-unwind" fn get_devices(count: *mut c_int) -> *mut *mut IbvC
     pointer(listed.map(|(list, _)| list))
 }
 
-/// `rdma_free_devices`.
+/// Implements `rdma_free_devices`.
 ///
 /// # Safety
 /// The list is null, or was returned by [`get_devices`].
@@ -287,7 +288,7 @@ pub unsafe extern "C-unwind" fn free_devices(list: *mut *mut IbvContext) {
 mod tests {
     use super::*;
 
-    // Without its scope the address would be invalid to the system, which has the route.
+    // Without its scope, the system would refuse the link-local address.
     #[test]
     fn the_scope_of_a_destination_reaches_the_system() {
         let to: SocketAddr = "[fe80::9%1]:7".parse().unwrap();

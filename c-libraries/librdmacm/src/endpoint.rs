@@ -1,4 +1,4 @@
-//! Endpoints: synchronous identifiers, created with everything that they need.
+//! Endpoints: synchronous identifiers that are created together with their address, route and QP.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -15,11 +15,11 @@ use crate::{bind, channel, connect, events, id, qp, resolve};
 
 const TIMEOUT_MS: c_int = 2000;
 
-/// `rdma_create_ep`.
+/// Implements `rdma_create_ep`.
 ///
 /// # Safety
 /// `id` is null or writable, `info` is null or was returned by `rdma_getaddrinfo`, `init` is null or writable, and none of the
-/// objects in them is destroyed meanwhile.
+/// objects in them is destroyed during the call.
 pub unsafe extern "C-unwind" fn create(
     id: *mut *mut RdmaCmId,
     info: *mut RdmaAddrinfo,
@@ -61,7 +61,7 @@ unsafe fn prepare(
     pd: *mut IbvPd,
     init: *mut IbvQpInitAttr,
 ) -> Result<(), Errno> {
-    // A function that returns -1 has set `errno`.
+    // A C function that returns -1 has set `errno`.
     let checked = |answer: c_int| {
         if answer == 0 {
             Ok(())
@@ -107,7 +107,7 @@ fn copied(init: &IbvQpInitAttr) -> IbvQpInitAttr {
     }
 }
 
-/// `rdma_destroy_ep`.
+/// Implements `rdma_destroy_ep`.
 ///
 /// # Safety
 /// The identifier is not used any more.
@@ -132,11 +132,11 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) {
     }
 }
 
-/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if the listener was created with
-/// attributes of one.
+/// Implements `rdma_get_request`: waits for the next request of a synchronous listener. The new identifier has a QP if the
+/// listener was created with attributes of one.
 ///
 /// # Safety
-/// `id` is null or writable, and the listener is not destroyed meanwhile.
+/// `id` is null or writable, and the listener is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_request(
     listener: *mut RdmaCmId,
     id: *mut *mut RdmaCmId,

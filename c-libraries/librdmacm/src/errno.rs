@@ -1,9 +1,9 @@
-//! The one table from errors of connections to error numbers.
+//! The conversion of connection errors to the error numbers of `rdma_*` calls.
 
 use polyverbs_connection::ConnectError;
 use polyverbs_libibverbs::errno::Errno;
 
-/// The error number of a call, and, negated, the status of an event.
+/// The error number that a call reports for this error; the status of an event is its negative.
 pub fn of(error: &ConnectError) -> Errno {
     Errno(match error {
         ConnectError::Aborted => libc::ECONNABORTED,
@@ -22,7 +22,7 @@ pub fn of(error: &ConnectError) -> Errno {
     })
 }
 
-/// The result of a function that returns 0, or -1 on failure.
+/// The return value of a call: 0, or -1 on failure with the error number in `errno`.
 pub fn done(result: Result<(), Errno>) -> std::ffi::c_int {
     polyverbs_libibverbs::errno::minus_one(result.map(|()| 0))
 }

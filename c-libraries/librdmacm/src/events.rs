@@ -1,4 +1,4 @@
-//! Events that programs fetch, and those that synchronous calls wait for.
+//! The events that programs fetch, and that synchronous calls wait for.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -18,13 +18,13 @@ use crate::qp::QKEY;
 use crate::state::{Data, Part, Queued};
 use crate::{channel, id};
 
-/// Number of the queue pair to which multicasts are sent.
+/// The QP number to which multicast datagrams are sent.
 const GROUP: u32 = 0xff_ffff;
 
-/// `rdma_get_cm_event`.
+/// Implements `rdma_get_cm_event`.
 ///
 /// # Safety
-/// `event` is null or writable, and the channel is not destroyed meanwhile.
+/// `event` is null or writable, and the channel is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_event(
     channel: *mut RdmaEventChannel,
     event: *mut *mut RdmaCmEvent,
@@ -40,18 +40,18 @@ pub unsafe extern "C-unwind" fn get_event(
     done(fetched)
 }
 
-/// The next event.
+/// Waits for the next event of a channel and makes its structure.
 ///
 /// # Errors
-/// There is no event and the channel is non-blocking, or a signal arrived.
+/// There is no event and the channel is nonblocking, or a signal arrived.
 ///
 /// # Safety
-/// The channel is not destroyed meanwhile.
+/// The channel is not destroyed during the call.
 pub unsafe fn fetch(channel: *mut RdmaEventChannel) -> Result<*mut RdmaCmEvent, Errno> {
     // SAFETY: as the caller promises.
     let events = unsafe { channel::events(channel) }?;
     loop {
-        // An event that cannot be delivered is dropped in favour of the next.
+        // An event whose structure cannot be made, for example because its identifier was destroyed, is dropped.
         if let Ok(fetched) = hand_out(events.next()?) {
             return Ok(fetched);
         }
@@ -170,13 +170,14 @@ const fn ud_param(ah_attr: IbvAhAttr, qp_num: u32, qkey: u32) -> RdmaUdParam {
     }
 }
 
-/// The next event of a synchronous identifier, which keeps it until the next call.
+/// Ends a call on a synchronous identifier: waits for its event, which the identifier keeps until its next call. Returns at
+/// once for an identifier that is not synchronous.
 ///
 /// # Errors
 /// The status of the event.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe fn complete(public: &mut RdmaCmId, own: &Own) -> Result<(), Errno> {
     if !own.inner.lock().is_sync {
         return Ok(());

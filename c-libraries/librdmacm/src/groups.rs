@@ -1,4 +1,4 @@
-//! Multicast groups of an identifier's queue pair.
+//! The multicast groups that the QP of an identifier is attached to.
 #![allow(unsafe_code)]
 
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use verbs_api::ids::Gid;
 use crate::abi::RdmaCmId;
 use crate::state::Inner;
 
-/// The GID of a group.
+/// The multicast GID of a group's IP address.
 pub fn gid(ip: IpAddr) -> Gid {
     match ip {
         IpAddr::V4(ip) => {
@@ -22,10 +22,10 @@ pub fn gid(ip: IpAddr) -> Gid {
     }
 }
 
-/// Attaches the queue pair to a group.
+/// Attaches the QP of an identifier to a group.
 ///
 /// # Errors
-/// There is no queue pair, or the device has no room for another group.
+/// The identifier has no QP, or the device has no room for another attachment.
 pub fn attach(public: &RdmaCmId, ip: IpAddr) -> Result<(), Errno> {
     // SAFETY: the program does not destroy the queue pair while it calls.
     let own = unsafe { qp::own(public.qp) }?;
@@ -33,7 +33,7 @@ pub fn attach(public: &RdmaCmId, ip: IpAddr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Detaches the queue pair. A destroyed queue pair is in no group.
+/// Detaches the QP of an identifier from a group. Without effect if the QP was destroyed.
 pub fn detach(public: &RdmaCmId, ip: IpAddr) {
     // SAFETY: the program does not destroy the queue pair while it calls.
     if let Ok(own) = unsafe { qp::own(public.qp) } {
@@ -41,7 +41,7 @@ pub fn detach(public: &RdmaCmId, ip: IpAddr) {
     }
 }
 
-/// Detaches the queue pair from all groups: it or the identifier is being destroyed.
+/// Detaches the QP of an identifier from all groups, because the QP or the identifier is being destroyed.
 pub fn detach_all(public: &RdmaCmId, inner: &Inner) {
     let mut attached = Vec::new();
     for (ip, is_attached) in &mut inner.lock().groups {

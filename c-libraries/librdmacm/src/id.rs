@@ -1,4 +1,5 @@
-//! Identifiers: a program creates one first; it becomes a listener, one side of a connection, or a datagram service.
+//! Identifiers (`rdma_cm_id`): a program creates one, which becomes a listener, one side of a connection, or a datagram
+//! service.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -21,18 +22,18 @@ use crate::errno::done;
 use crate::state::{Inner, Part, Queued};
 use crate::{address, groups};
 
-/// The layout of an identifier.
+/// An identifier: its public structure and the library's part.
 type IdObject = Object<RdmaCmId, Own>;
 
-/// Our part of it.
+/// The library's part of an identifier.
 pub struct Own {
-    /// What events refer to.
+    /// The state that events and callbacks of the identifier refer to.
     pub inner: Arc<Inner>,
-    // What the route points to.
+    // The path record that `route.path_rec` points to.
     path: Mutex<Box<IbvSaPathRec>>,
 }
 
-/// An identifier behind a program's pointer: the structure and our part.
+/// The public structure and the library's part of an identifier.
 ///
 /// # Errors
 /// The pointer is null, or the identifier was destroyed.
@@ -53,7 +54,7 @@ fn service_of(ps: c_int) -> Service {
     }
 }
 
-/// The service of an identifier.
+/// The kind of service of an identifier, by its port space and QP type.
 pub fn service(of: &RdmaCmId) -> Service {
     if of.qp_type == qp_type::UD {
         return Service::Datagrams;
@@ -98,13 +99,14 @@ fn public_part(
     }
 }
 
-/// A new identifier. Without a channel it gets one of its own, and is synchronous: its calls wait.
+/// Creates an identifier. If `channel` is null, the identifier gets a channel of its own and is synchronous: its calls wait
+/// for their outcome.
 ///
 /// # Errors
-/// The channel was destroyed, or there is no file descriptor left.
+/// The channel was destroyed, or the process cannot open further files.
 ///
 /// # Safety
-/// The channel is not destroyed meanwhile.
+/// The channel is not destroyed during the call.
 pub unsafe fn make(
     channel: *mut RdmaEventChannel,
     context: *mut c_void,
@@ -124,10 +126,10 @@ pub unsafe fn make(
     Ok(at)
 }
 
-/// The identifier of a connection request.
+/// Creates the identifier of a connection request that a listener got.
 ///
 /// # Errors
-/// The listener was destroyed, or the identifier lacks a resource.
+/// The listener was destroyed, or a resource is lacking.
 pub fn child(
     listener: &Arc<Inner>,
     device: &Arc<CmDevice>,
@@ -164,10 +166,10 @@ pub fn child(
     Ok(at)
 }
 
-/// `rdma_create_id`.
+/// Implements `rdma_create_id`.
 ///
 /// # Safety
-/// `id` is null or writable, and the channel is not destroyed meanwhile.
+/// `id` is null or writable, and the channel is not destroyed during the call.
 pub unsafe extern "C-unwind" fn create(
     channel: *mut RdmaEventChannel,
     id: *mut *mut RdmaCmId,
@@ -178,7 +180,7 @@ pub unsafe extern "C-unwind" fn create(
         let qp_type = match ps {
             port_space::TCP => qp_type::RC,
             port_space::UDP => qp_type::UD,
-            // Without InfiniBand's own addresses an IP address is the only way to name a peer.
+            // Without the addressing of InfiniBand, peers are addressed only by IP addresses.
             port_space::IPOIB | port_space::IB => return Err(Errno(libc::EPROTONOSUPPORT)),
             _ => return Err(Errno::INVAL),
         };
@@ -191,10 +193,10 @@ pub unsafe extern "C-unwind" fn create(
     done(made())
 }
 
-/// `rdma_destroy_id`. Waits until every fetched event is acknowledged.
+/// Implements `rdma_destroy_id`. Waits until the program has acknowledged all events of the identifier that it has fetched.
 ///
 /// # Safety
-/// The identifier is not used any more.
+/// The program does not use the identifier after this call.
 pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
     let end = |own: &Own| {
         // SAFETY: live, as was seen.
@@ -213,7 +215,7 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
-        // The peer is told.
+        // Dropping these informs the peer: a connection is ended, a request is rejected.
         drop((part, reserved));
         let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, &inner);
         for queued in events.take(is_of) {
@@ -230,10 +232,11 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
     done(unsafe { IdObject::end(id, end) })
 }
 
-/// `rdma_migrate_id`: moves to another channel, or to one of its own, with the events that wait.
+/// Implements `rdma_migrate_id`: moves the identifier with its unfetched events to another channel; with a null channel it
+/// gets one of its own and is synchronous.
 ///
 /// # Safety
-/// Neither the identifier nor the channel is destroyed meanwhile.
+/// Neither the identifier nor the channel is destroyed during the call.
 pub unsafe extern "C-unwind" fn migrate(
     id: *mut RdmaCmId,
     channel: *mut RdmaEventChannel,
@@ -268,10 +271,10 @@ pub unsafe extern "C-unwind" fn migrate(
     }))
 }
 
-/// Gives the identifier its device.
+/// Stores the device and the local address of an identifier.
 ///
 /// # Errors
-/// The device has no room for a domain.
+/// The device has no room for a PD.
 pub(crate) fn bound(
     public: &mut RdmaCmId,
     own: &Own,
@@ -290,7 +293,7 @@ pub(crate) fn bound(
     Ok(())
 }
 
-/// Gives the identifier its peer's address.
+/// Stores the peer's address in the public structure of an identifier.
 pub(crate) fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAddr) {
     public.route.addr.dst = address::write(remote);
     public.route.addr.ib.dgid.raw = if remote.ip().is_multicast() {
@@ -325,7 +328,7 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
         mtu_selector: EXACTLY,
         mtu: mtu.unwrap_or(Mtu::Mtu1024) as u8,
         rate_selector: EXACTLY,
-        // 10 Gb/s.
+        // The code of 10 Gb/s in `enum ibv_rate`.
         rate: 3,
         packet_life_time_selector: EXACTLY,
         packet_life_time: 10,
@@ -333,19 +336,19 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
     }
 }
 
-/// `rdma_get_src_port`: in network order.
+/// Implements `rdma_get_src_port`: returns the local port, in network byte order.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_src_port(id: *mut RdmaCmId) -> u16 {
     // SAFETY: as the caller promises.
     port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().local))
 }
 
-/// `rdma_get_dst_port`: in network order.
+/// Implements `rdma_get_dst_port`: returns the peer's port, in network byte order.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_dst_port(id: *mut RdmaCmId) -> u16 {
     // SAFETY: as the caller promises.
     port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().remote))

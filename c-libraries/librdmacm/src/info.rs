@@ -1,4 +1,4 @@
-//! Address resolution by name.
+//! Resolution of names to addresses (`rdma_getaddrinfo`).
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -10,7 +10,7 @@ use polyverbs_libibverbs::errno::Errno;
 use crate::abi::{RdmaAddrinfo, port_space};
 use crate::errno::done;
 
-/// The hints ask for an address to listen at.
+/// The flag `RAI_PASSIVE`: the program wants an address to listen at.
 pub const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 1 << 1;
 const NOROUTE: c_int = 1 << 2;
@@ -36,7 +36,7 @@ const fn nothing() -> RdmaAddrinfo {
     }
 }
 
-/// `rdma_getaddrinfo`.
+/// Implements `rdma_getaddrinfo`.
 ///
 /// # Safety
 /// `node` and `service` are null or strings, `hints` is null or readable, and `result` null or writable.
@@ -176,10 +176,10 @@ unsafe fn release(info: &mut RdmaAddrinfo) {
     }
 }
 
-/// `rdma_freeaddrinfo`.
+/// Implements `rdma_freeaddrinfo`.
 ///
 /// # Safety
-/// It is null or was returned by [`get`], and is not used any more.
+/// `info` is null or was returned by [`get`], and the program does not use it after this call.
 pub unsafe extern "C-unwind" fn free(info: *mut RdmaAddrinfo) {
     let mut next = info;
     while !next.is_null() {

@@ -1,7 +1,7 @@
-//! rdma-core's connection manager in C over Polyverbs' connections.
+//! rdma-core's connection manager for C programs, over Polyverbs' connections.
 //!
-//! Each function implements a symbol. `polyverbs-connection` implements the protocols, `polyverbs-libibverbs` queue pairs and
-//! the objects around them. The crate `polyverbs-c-libraries` maps symbols to functions.
+//! Each function implements an exported symbol. `polyverbs-connection` implements the protocols, `polyverbs-libibverbs` the
+//! QPs and related objects. The crate `polyverbs-c-libraries` maps symbols to functions.
 
 pub mod address;
 pub mod bind;

@@ -1,4 +1,4 @@
-//! Joining and leaving multicast groups.
+//! Joining and leaving of multicast groups.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -14,10 +14,10 @@ use crate::id::{self, Own};
 use crate::state::Data;
 use crate::{address, events, groups};
 
-/// `rdma_join_multicast`.
+/// Implements `rdma_join_multicast`.
 ///
 /// # Safety
-/// `addr` is null or an address, and the identifier is not destroyed meanwhile.
+/// `addr` is null or an address, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn join(
     id: *mut RdmaCmId,
     addr: *mut libc::sockaddr,
@@ -30,10 +30,10 @@ pub unsafe extern "C-unwind" fn join(
     }))
 }
 
-/// `rdma_join_multicast_ex`.
+/// Implements `rdma_join_multicast_ex`.
 ///
 /// # Safety
-/// `attr` is null or readable, and so is its address; the identifier is not destroyed meanwhile.
+/// `attr` is null or readable, and so is its address; the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn join_ex(
     id: *mut RdmaCmId,
     attr: *mut RdmaCmJoinMcAttrEx,
@@ -84,10 +84,10 @@ unsafe fn join_as(
     unsafe { events::complete(public, own) }
 }
 
-/// `rdma_leave_multicast`.
+/// Implements `rdma_leave_multicast`.
 ///
 /// # Safety
-/// `addr` is null or an address, and the identifier is not destroyed meanwhile.
+/// `addr` is null or an address, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {

@@ -1,8 +1,8 @@
-//! Names of events.
+//! The names of connection manager events.
 
 use std::ffi::{CStr, c_char, c_int};
 
-/// `rdma_event_str`.
+/// Implements `rdma_event_str`.
 pub extern "C-unwind" fn event_str(event: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"RDMA_CM_EVENT_ADDR_RESOLVED",

@@ -1,4 +1,4 @@
-//! Options, vendor options (ECE), and notifications from the program.
+//! Options of identifiers, vendor options (enhanced connection establishment, ECE), and notifications of the program.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -21,10 +21,10 @@ const ACK_TIMEOUT: c_int = 3;
 
 const PATH: c_int = 1;
 
-/// `rdma_set_option`.
+/// Implements `rdma_set_option`.
 ///
 /// # Safety
-/// `length` bytes from `value` are readable, and the identifier is not destroyed meanwhile.
+/// `length` bytes from `value` are readable, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn set(
     id: *mut RdmaCmId,
     level: c_int,
@@ -62,7 +62,7 @@ pub unsafe extern "C-unwind" fn set(
                     _ => Err(Errno::INVAL),
                 })?);
             }
-            // The path is that of the IP route.
+            // The path that the program sets is not used; packets take the IP route.
             (IB, PATH) if state.remote.is_some() => state.has_route = true,
             (IB, PATH) => return Err(Errno::INVAL),
             _ => return Err(Errno(libc::ENOSYS)),
@@ -71,10 +71,11 @@ pub unsafe extern "C-unwind" fn set(
     }))
 }
 
-/// `rdma_notify`: the program reports traffic. The device has noticed it itself.
+/// Implements `rdma_notify`, by which a program reports early traffic. It has no effect, because the device has noticed the
+/// traffic itself.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
     const COMMUNICATION_ESTABLISHED: c_int = 4;
     // SAFETY: as the caller promises.
@@ -87,10 +88,10 @@ pub unsafe extern "C-unwind" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int
     }))
 }
 
-/// `rdma_set_local_ece`: only an empty set is accepted.
+/// Implements `rdma_set_local_ece`: accepts only an empty set of vendor options.
 ///
 /// # Safety
-/// `ece` is null or readable, and the identifier is not destroyed meanwhile.
+/// `ece` is null or readable, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     let known = unsafe { (id::own(id), ece.as_ref()) };
@@ -103,10 +104,10 @@ pub unsafe extern "C-unwind" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEc
     })
 }
 
-/// `rdma_get_remote_ece`: no vendor options are negotiated.
+/// Implements `rdma_get_remote_ece`: reports that the peer has no vendor options.
 ///
 /// # Safety
-/// `ece` is null or writable, and the identifier is not destroyed meanwhile.
+/// `ece` is null or writable, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn get_remote_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|_| {

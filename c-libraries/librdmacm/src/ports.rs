@@ -1,5 +1,5 @@
-//! Ports of this process's identifiers: as with the kernel, an identifier keeps its port until it is destroyed. Conflicts with
-//! other processes show when it listens.
+//! The ports of this process's identifiers. As with the kernel, an identifier keeps its port until it is destroyed.
+//! Conflicts with other processes are noticed only when it listens.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -11,12 +11,12 @@ use verbs_api::provider::{PerProcess, random};
 
 use crate::device::Service;
 
-/// With which other identifiers an identifier shares its port.
+/// Which other identifiers an identifier may share its port with.
 #[derive(Clone, Copy, Default)]
 pub struct Sharing {
-    /// With those that do the same: `RDMA_OPTION_ID_REUSEADDR`.
+    /// With identifiers that have set the same option, `RDMA_OPTION_ID_REUSEADDR`.
     pub reuses_address: bool,
-    /// One of IPv6 with those of IPv4: `RDMA_OPTION_ID_AFONLY`.
+    /// An IPv6 identifier with IPv4 identifiers, because it does not listen for IPv4 connections (`RDMA_OPTION_ID_AFONLY`).
     pub is_alone_in_family: bool,
 }
 
@@ -26,41 +26,43 @@ struct Bound {
     sharing: Sharing,
 }
 
-// Above the ports that Linux assigns to connections: a TCP listener may need the port later.
+// The range of assigned ports. It is above the range that Linux assigns to connections, because a TCP listener may need the
+// port later.
 const EPHEMERAL: RangeInclusive<u16> = 61_000..=u16::MAX;
 
-/// The next port to assign.
+/// A random port of those that may be assigned.
 pub(crate) fn some_port() -> u16 {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
     EPHEMERAL.start() + (random() as u32 % count) as u16
 }
 
-// All ports that may be assigned, beginning with a different one each time.
+// All ports that may be assigned, beginning with a random one.
 fn some_ports() -> impl Iterator<Item = u16> {
     let first = some_port();
     (first..=*EPHEMERAL.end()).chain(*EPHEMERAL.start()..first)
 }
 
-// A child of a fork has none of its parent's ports: conflicts with the parent show as those with any other process do.
+// The ports that identifiers of this process have. A child of a fork begins without any; conflicts with its parent are
+// those with another process.
 static BOUND: PerProcess<Mutex<Vec<Bound>>> = PerProcess::new(Mutex::default);
 
-/// A port, taken until this is dropped.
+/// A port that an identifier has; it becomes free when this is dropped.
 pub(crate) struct Port {
     service: Service,
     at: SocketAddr,
 }
 
 impl Port {
-    /// Takes the port of an address. Two identifiers may share it if both allow that.
+    /// Takes the port of `at` for an identifier. Two identifiers may share a port if both allow it.
     ///
     /// # Errors
-    /// Another identifier has it: at this address, or one of the two at any address.
+    /// Another identifier has the port, at this address; or one of the two is bound to a wildcard address.
     pub(crate) fn take(service: Service, at: SocketAddr, sharing: Sharing) -> Result<Self, Errno> {
         let mut bound = lock(&BOUND);
         let of_others = bound.iter().filter(|other| {
             let is_same = other.service == service && other.at.port() == at.port();
             let is_shared = other.sharing.reuses_address && sharing.reuses_address;
-            // One of IPv4 is for IPv4 alone.
+            // An IPv4 identifier listens only for IPv4 connections.
             let is_alone =
                 |at: SocketAddr, sharing: Sharing| at.is_ipv4() || sharing.is_alone_in_family;
             let are_alone = is_alone(other.at, other.sharing) && is_alone(at, sharing);
@@ -82,7 +84,7 @@ impl Port {
         Ok(Self { service, at })
     }
 
-    /// Assigns a port, whatever the address says.
+    /// Takes a free port for an identifier; the port in `at` is ignored.
     ///
     /// # Errors
     /// All ports are taken.
@@ -100,7 +102,7 @@ impl Port {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    /// The address with the port.
+    /// The address of the identifier, with the port that it has taken.
     pub(crate) const fn at(&self) -> SocketAddr {
         self.at
     }

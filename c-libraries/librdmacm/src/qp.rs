@@ -1,4 +1,4 @@
-//! Queue pairs and shared receive queues of identifiers.
+//! The QPs and SRQs of identifiers.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,17 +17,17 @@ use crate::abi::RdmaCmId;
 use crate::errno::done;
 use crate::{groups, id};
 
-/// The Q_Key of datagrams in the UDP port space.
+/// The Q_Key of UD QPs in the UDP port space.
 pub const QKEY: u32 = 0x0123_4567;
-/// Bits of `ibv_qp_init_attr_ex`.
+/// Bits of `comp_mask` in `ibv_qp_init_attr_ex`.
 const PD: u32 = 1;
-/// Sizes that every device supports.
+/// Sizes of a QP that every device supports.
 const INLINE: u32 = 64;
 
-/// `rdma_create_qp`.
+/// Implements `rdma_create_qp`.
 ///
 /// # Safety
-/// `init` is null or writable, and neither the identifier nor an object in the attributes is destroyed meanwhile.
+/// `init` is null or writable, and neither the identifier nor an object in the attributes is destroyed during the call.
 pub unsafe extern "C-unwind" fn create(
     id: *mut RdmaCmId,
     pd: *mut IbvPd,
@@ -51,13 +51,13 @@ unsafe fn known<'a, T>(
     Ok((public, init))
 }
 
-/// Creates the queue pair of an identifier.
+/// Creates the QP of an identifier.
 ///
 /// # Errors
-/// It has one, or no device yet; the domain belongs to another device.
+/// The identifier has a QP already, or no device yet; or the PD belongs to another device.
 ///
 /// # Safety
-/// None of the objects in the attributes is destroyed meanwhile.
+/// None of the objects in the attributes is destroyed during the call.
 pub unsafe fn make(
     public: &mut RdmaCmId,
     pd: *mut IbvPd,
@@ -70,7 +70,7 @@ pub unsafe fn make(
     if init.srq.is_null() {
         init.srq = public.srq;
     }
-    // Programs rely on room for SGEs in any queue.
+    // Programs expect room for one SGE even if they ask for none.
     let room = init
         .cap
         .max_send_sge
@@ -82,7 +82,7 @@ pub unsafe fn make(
     unsafe { adopt(public, made, pd) }
 }
 
-/// `rdma_create_qp_ex`.
+/// Implements `rdma_create_qp_ex`.
 ///
 /// # Safety
 /// As for [`create`].
@@ -141,7 +141,7 @@ unsafe fn domain(public: &RdmaCmId, named: *mut IbvPd) -> Result<*mut IbvPd, Err
     Ok(pd)
 }
 
-// Creates the completion queues that the program does not name, each with a channel.
+// Creates the CQs that the program does not name, each with a completion channel.
 unsafe fn add_queues(
     public: &mut RdmaCmId,
     cap: &IbvQpCap,
@@ -164,7 +164,7 @@ unsafe fn add_queues(
         (public.send_cq_channel, public.send_cq) = (channel, queue);
         *send_cq = queue;
     }
-    // A queue pair has both, whether it uses them or not.
+    // A QP needs both CQs, even if it does not use them.
     if send_cq.is_null() {
         *send_cq = *recv_cq;
     }
@@ -216,7 +216,7 @@ unsafe fn remove_queues(public: &mut RdmaCmId) {
     }
 }
 
-// Modifies a queue pair so that receives can be posted; one for datagrams to RTS.
+// Modifies a new QP so that receives can be posted: a UD QP to RTS, others to INIT. Stores it in the identifier.
 unsafe fn adopt(public: &mut RdmaCmId, made: *mut IbvQp, pd: *mut IbvPd) -> Result<(), Errno> {
     let begun = || {
         if made.is_null() {
@@ -255,10 +255,10 @@ unsafe fn adopt(public: &mut RdmaCmId, made: *mut IbvQp, pd: *mut IbvPd) -> Resu
     }
 }
 
-/// `rdma_destroy_qp`.
+/// Implements `rdma_destroy_qp`.
 ///
 /// # Safety
-/// The queue pair is not used any more, and the identifier is not destroyed meanwhile.
+/// The program does not use the QP after this call, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {
@@ -276,10 +276,10 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) {
     }
 }
 
-/// `rdma_create_srq`.
+/// Implements `rdma_create_srq`.
 ///
 /// # Safety
-/// `init` is null or writable, and neither the domain nor the identifier is destroyed meanwhile.
+/// `init` is null or writable, and neither the domain nor the identifier is destroyed during the call.
 pub unsafe extern "C-unwind" fn create_srq(
     id: *mut RdmaCmId,
     pd: *mut IbvPd,
@@ -301,7 +301,7 @@ pub unsafe extern "C-unwind" fn create_srq(
     }))
 }
 
-/// `rdma_create_srq_ex`.
+/// Implements `rdma_create_srq_ex`.
 ///
 /// # Safety
 /// As for [`create_srq`].
@@ -338,7 +338,7 @@ pub unsafe extern "C-unwind" fn create_srq_ex(
         public.srq = unsafe { srq::create_ex(public.verbs, init) };
         if public.srq.is_null() {
             let errno = Errno::last();
-            // Those of a queue pair stay.
+            // The CQ of the QP stays.
             if needs_queue && public.qp.is_null() {
                 // SAFETY: the identifier's own.
                 unsafe { remove_queues(public) };
@@ -351,10 +351,10 @@ pub unsafe extern "C-unwind" fn create_srq_ex(
     done(made())
 }
 
-/// `rdma_destroy_srq`.
+/// Implements `rdma_destroy_srq`.
 ///
 /// # Safety
-/// The queue is not used any more, and the identifier is not destroyed meanwhile.
+/// The program does not use the SRQ after this call, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn destroy_srq(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {

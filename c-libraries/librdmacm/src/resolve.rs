@@ -1,4 +1,4 @@
-//! Resolving the peer's address and route.
+//! Resolution of the peer's address, and of the route to it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -13,10 +13,10 @@ use crate::ports::some_port;
 use crate::state::{Data, Part};
 use crate::{address, bind, device, events};
 
-/// `rdma_resolve_addr`.
+/// Implements `rdma_resolve_addr`.
 ///
 /// # Safety
-/// `src` and `dst` are null or addresses, and the identifier is not destroyed meanwhile.
+/// `src` and `dst` are null or addresses, and the identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn resolve_addr(
     id: *mut RdmaCmId,
     src: *mut libc::sockaddr,
@@ -34,7 +34,7 @@ pub unsafe extern "C-unwind" fn resolve_addr(
         let is_bound = state.local.is_some();
         let reserved = std::mem::take(&mut state.reserved);
         drop(state);
-        // It is not going to listen.
+        // An identifier that connects does not listen, so its listeners are dropped.
         drop(reserved);
         if !is_bound && !src.is_null() {
             // SAFETY: as the caller promises.
@@ -84,10 +84,10 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
     Ok(())
 }
 
-/// `rdma_resolve_route`.
+/// Implements `rdma_resolve_route`.
 ///
 /// # Safety
-/// The identifier is not destroyed meanwhile.
+/// The identifier is not destroyed during the call.
 pub unsafe extern "C-unwind" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {

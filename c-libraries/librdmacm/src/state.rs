@@ -1,4 +1,4 @@
-//! The state of an identifier, and its events.
+//! The state of an identifier (`rdma_cm_id`), and its events.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -23,153 +23,153 @@ use crate::abi::{RdmaCmId, event};
 use crate::device::CmDevice;
 use crate::ports::{Port, Sharing};
 
-/// What pending calls and events refer to.
+/// The state of an identifier that pending calls, callbacks and events refer to.
 pub struct Inner {
-    // The address of the structure.
+    // The address of the public structure.
     at: AtomicUsize,
-    // Events that wait or are not acknowledged.
+    // The number of events that were not fetched, or were fetched and not acknowledged.
     events: Mutex<usize>,
     is_acknowledged: Condvar,
     state: Mutex<State>,
 }
 
-/// The state of an identifier.
+/// The state of an identifier that its lock protects.
 pub struct State {
-    /// The queue of its events.
+    /// The channel's queue, to which events of the identifier are added.
     pub channel: Arc<Events<Queued>>,
-    /// Whether it is synchronous: calls wait for their outcome, and the channel is its own.
+    /// Whether the identifier is synchronous: it has a channel of its own, and its calls wait for their outcome.
     pub is_sync: bool,
-    /// Whether it gets no more events.
+    /// Whether the identifier is being destroyed and gets no further events.
     pub is_destroyed: bool,
-    /// Its device, once known.
+    /// The device of the identifier; `None` until it is bound.
     pub device: Option<Arc<CmDevice>>,
-    /// Its address.
+    /// The local address and port; `None` until the identifier is bound.
     pub local: Option<SocketAddr>,
-    /// Whether the program left the port open.
+    /// Whether the port was assigned, because the program left it open.
     pub has_assigned_port: bool,
-    /// Its port.
+    /// The port that the identifier has taken in this process.
     pub(crate) port: Option<Port>,
-    /// Listeners at that port that do not report requests yet.
+    /// Listeners at the port, each with its device, whose requests are not reported before `rdma_listen`.
     pub reserved: Vec<(Arc<CmDevice>, DeviceListener)>,
-    /// The peer's address.
+    /// The peer's address and port; `None` if none was resolved.
     pub remote: Option<SocketAddr>,
-    /// Whether `rdma_resolve_route` was called.
+    /// Whether the program has called `rdma_resolve_route`.
     pub has_route: bool,
-    /// Its role.
+    /// The role of the identifier: a listener, one side of a connection, …
     pub part: Part,
-    /// The queue pair that it connects.
+    /// The context and ID of the QP that the identifier connects.
     pub qp: Option<(Context, ObjectId)>,
-    /// Whether the end of its connection was reported.
+    /// Whether the end of the connection was reported.
     pub is_over: bool,
-    /// Options that the program has set.
+    /// The options that the program has set.
     pub options: Options,
-    /// The PSN that it expects, for a queue pair that the program brings up.
+    /// The PSN that this side expects of the peer, for a QP that the program modifies itself.
     pub psn: Psn,
-    /// The attributes of such a queue pair, once the peer is known.
+    /// The attributes for INIT, RTR and RTS of a QP that the program modifies itself; `None` until the peer is known.
     pub steps: Option<[QpAttributes; 3]>,
-    /// The attributes of queue pairs for the listener's requests.
+    /// For a listener: the attributes of QPs that are created for its requests.
     pub template: Option<Template>,
-    /// Groups that it has joined, and whether the queue pair is attached.
+    /// The multicast groups that the identifier has joined, and whether its QP is attached to each.
     pub groups: HashMap<IpAddr, bool>,
 }
 
 impl State {
-    /// How many events of this identifier were not fetched.
+    /// The number of events of this identifier that the program has not fetched.
     pub fn waiting(&self, of: &Arc<Inner>) -> usize {
         self.channel.count(|queued| Arc::ptr_eq(&queued.of, of))
     }
 }
 
-/// Options of `rdma_set_option`.
+/// The options that `rdma_set_option` sets.
 #[derive(Clone, Copy, Default)]
 pub struct Options {
-    /// Type of service.
+    /// The type of service of packets, which becomes their traffic class.
     pub tos: u8,
-    /// ACK timeout.
+    /// The ACK timeout in the encoding of verbs, 4.096 µs × 2^n; `None` if the program has not set it.
     pub ack_timeout: Option<u8>,
-    /// With which identifiers its port is shared.
+    /// Which other identifiers may share the port.
     pub sharing: Sharing,
 }
 
-/// The attributes of a queue pair that is created later.
+/// The attributes and the PD of a QP that is created for each request of a listener.
 pub struct Template(pub IbvQpInitAttr, pub *mut IbvPd);
 // SAFETY: the pointers are the program's.
 unsafe impl Send for Template {}
 
-/// The role of an identifier.
+/// What an identifier is at the moment.
 pub enum Part {
-    /// None yet.
+    /// The identifier has no role yet.
     Nothing,
-    /// A listener on one or several devices.
+    /// The identifier listens, on one or several devices.
     Listening(Vec<DeviceListener>),
-    /// A connection request.
+    /// The identifier stands for a connection request that the program has not answered.
     Asked(Incoming),
-    /// A request for the queue pair that receives datagrams.
+    /// The identifier stands for a datagram service request (SIDR) that the program has not answered.
     Questioned(DatagramQuestion),
-    /// A call is pending.
+    /// A call such as `rdma_connect` is in progress.
     Busy,
-    /// The peer has accepted, and the program has to complete.
+    /// The peer has accepted the connection, and the program has to call `rdma_establish`.
     Answered(Accepted),
-    /// One side of a connection.
+    /// The identifier is one side of an established connection.
     Connected(Arc<Connection>),
-    /// A datagram service, or the peer of one.
+    /// The identifier is a datagram service, or uses one.
     Datagrams,
 }
 
-/// A listener on one device.
+/// A listener on one device, for either kind of service.
 #[derive(Clone)]
 pub enum DeviceListener {
-    /// For connections.
+    /// The listener is for connection requests.
     Connections(Arc<Listener>),
-    /// For datagrams.
+    /// The listener is for datagram service requests (SIDR).
     Datagrams(Arc<DatagramListener>),
 }
 
-/// An event that was not fetched.
+/// An event that the program has not fetched.
 pub struct Queued {
-    /// Its identifier.
+    /// The identifier that the event belongs to.
     pub of: Arc<Inner>,
-    /// Its type.
+    /// The type, a value of `enum rdma_cm_event_type`.
     pub event: c_int,
-    /// 0, or a negative error number.
+    /// The status that the program gets: 0, a negative error number, or the peer's reason for a rejection.
     pub status: c_int,
-    /// Its parameters.
+    /// The parameters of the event.
     pub data: Data,
 }
 
-/// The parameters of an event.
+/// The parameters of an event, by its type.
 pub enum Data {
-    /// None.
+    /// The event has no parameters.
     None,
-    /// A connection request.
+    /// A connection request, and the device that got it.
     Request(Arc<CmDevice>, Incoming),
-    /// A request for the queue pair that receives datagrams.
+    /// A datagram service request (SIDR), and the device that got it.
     Question(Arc<CmDevice>, DatagramQuestion),
-    /// The peer's parameters of a connection.
+    /// The connection parameters of the peer.
     Connection {
-        /// The peer's private data.
+        /// The private data of the peer.
         private_data: Vec<u8>,
-        /// From this side's point of view.
+        /// The numbers of RDMA reads that may be outstanding, from this side's point of view.
         reads: ReadLimits,
-        /// The peer's queue pair.
+        /// The number of the peer's QP.
         qp_num: u32,
     },
-    /// How to reach a datagram queue pair.
+    /// The destination of datagrams to a peer's service.
     Datagrams {
-        /// The peer's private data.
+        /// The private data of the peer.
         private_data: Vec<u8>,
-        /// The path.
+        /// The attributes of an address handle for the peer.
         ah_attr: IbvAhAttr,
-        /// The queue pair.
+        /// The number of the peer's QP.
         qp_num: u32,
-        /// Its Q_Key.
+        /// The Q_Key of the peer's QP.
         qkey: u32,
     },
-    /// How to reach a group, and the program's name for it.
+    /// The destination of datagrams to a multicast group that was joined.
     Group {
-        /// The program's context.
+        /// The context that the program passed when it joined the group.
         context: *mut c_void,
-        /// The path.
+        /// The attributes of an address handle for the group.
         ah_attr: IbvAhAttr,
     },
 }
@@ -178,7 +178,7 @@ pub enum Data {
 unsafe impl Send for Data {}
 
 impl Inner {
-    /// The state of an identifier whose structure does not exist yet.
+    /// The state of a new identifier, whose public structure does not exist yet.
     pub fn new(channel: Arc<Events<Queued>>, is_sync: bool) -> Arc<Self> {
         Arc::new(Self {
             at: AtomicUsize::new(0),
@@ -207,26 +207,26 @@ impl Inner {
         })
     }
 
-    /// Locks the state.
+    /// Locks the state of the identifier.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    /// Records the program's structure.
+    /// Stores the address of the public structure.
     pub fn place(&self, at: *mut RdmaCmId) {
         self.at.store(at.expose_provenance(), Ordering::Release);
     }
 
-    /// The program's structure.
+    /// The address of the public structure.
     pub fn public(&self) -> *mut RdmaCmId {
         ptr::with_exposed_provenance_mut(self.at.load(Ordering::Acquire))
     }
 
-    /// Queues an event.
+    /// Queues an event for the program, unless the identifier is being destroyed.
     pub fn post(self: &Arc<Self>, event: c_int, status: c_int, data: Data) {
         let state = self.lock();
         if state.is_destroyed {
-            // Dropped with no lock held.
+            // The parameters are dropped while no lock is held.
             drop(state);
             return drop(data);
         }
@@ -239,13 +239,13 @@ impl Inner {
         });
     }
 
-    /// An event was acknowledged, or will not be delivered.
+    /// Notes that the program has acknowledged an event, or will not get it.
     pub fn acknowledged(&self) {
         *lock(&self.events) -= 1;
         self.is_acknowledged.notify_all();
     }
 
-    /// Waits until at most this many events are left.
+    /// Waits until at most as many events as `left` returns are unfetched or unacknowledged.
     pub fn wait_for_acknowledgement(&self, left: impl Fn() -> usize) {
         let mut events = lock(&self.events);
         while *events > left() {
@@ -254,7 +254,7 @@ impl Inner {
         }
     }
 
-    /// Has the program's queue pair show its state, as after `ibv_modify_qp`.
+    /// Stores the state of the program's QP in its public structure, as `ibv_modify_qp` does.
     pub fn show_state(&self, state: QpState) {
         // SAFETY: the identifier is not destroyed before the event is acknowledged for which this is called, or while
         // the program calls.
@@ -266,7 +266,7 @@ impl Inner {
         }
     }
 
-    /// The connection of a queue pair has ended.
+    /// Handles the end of the connection: reports it to the program, once.
     pub fn end(self: &Arc<Self>) {
         let mut state = self.lock();
         let was_over = std::mem::replace(&mut state.is_over, true);
@@ -277,7 +277,7 @@ impl Inner {
     }
 }
 
-// Peers must not guess it.
+// The initial PSN is random, because peers must not be able to guess it.
 fn some_psn() -> Psn {
     Psn::new(random() as u32 & 0xff_ffff)
 }

@@ -1,4 +1,5 @@
-//! Functions that answer a path: of a path below the folder that `run` has made, the program gets the one that stands for it.
+//! Interposed functions that return a path to the program. If the path is below the directory that `polyverbs run` has
+//! made, the program gets the path below `/sys` or `/dev` that this stands for.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -6,10 +7,11 @@ use std::ptr;
 use crate::next::{Next, call, text};
 use crate::paths::{Room, redirect, without_root};
 
-/// Takes the folder off the beginning of a path.
+/// Removes the directory that `polyverbs run` has made from the beginning of a path, in place, and returns the path. Other
+/// paths stay as they are.
 ///
 /// # Safety
-/// `path` is null or a text that may be changed.
+/// `path` is null or a C string that may be changed.
 pub(crate) unsafe fn strip(path: *mut c_char) -> *mut c_char {
     if !path.is_null() {
         // SAFETY: as the caller promises; the rest and its zero are a part of the text.
@@ -24,7 +26,7 @@ pub(crate) unsafe fn strip(path: *mut c_char) -> *mut c_char {
     path
 }
 
-// Functions that answer a text.
+// Defines interposed functions that return a path as a C string.
 macro_rules! texts {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]
@@ -64,7 +66,8 @@ texts! {
     fn get_current_dir_name();
 }
 
-/// `readlinkat`.
+/// Interposes `readlinkat`: a relative or absolute path in the directory is resolved there, and a result below the
+/// directory is shown without it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readlinkat(
     folder: c_int,
@@ -87,7 +90,7 @@ pub unsafe extern "C" fn readlinkat(
         };
         let found = without_root(found).unwrap_or(found);
         let length = found.len().min(size);
-        // The kernel refuses to answer into no room.
+        // The kernel also refuses a buffer of length 0.
         if length == 0 {
             *libc::__errno_location() = libc::EINVAL;
             return -1;
@@ -97,7 +100,7 @@ pub unsafe extern "C" fn readlinkat(
     }
 }
 
-/// `__readlinkat_chk`: its last argument is how much room there is.
+/// Interposes `__readlinkat_chk`, whose last argument is the size of the buffer at `target`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __readlinkat_chk(
     folder: c_int,
@@ -110,14 +113,14 @@ pub unsafe extern "C" fn __readlinkat_chk(
     unsafe { readlinkat(folder, path, target, size.min(room)) }
 }
 
-/// `readlink`.
+/// Interposes `readlink`, as [`readlinkat`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readlink(path: *const c_char, target: *mut c_char, size: usize) -> isize {
     // SAFETY: as the caller promises.
     unsafe { readlinkat(libc::AT_FDCWD, path, target, size) }
 }
 
-/// `__readlink_chk`: its last argument is how much room there is.
+/// Interposes `__readlink_chk`, whose last argument is the size of the buffer at `target`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __readlink_chk(
     path: *const c_char,

@@ -1,7 +1,8 @@
-//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`], [`answers`] and [`walks`] show them
-//! devices, [`sockets`] gives them reliable datagram sockets, and [`sanitizers`] lets those run that are built with a sanitizer.
+//! Interposes functions of the C library in programs that `polyverbs run` starts. [`paths`], [`answers`] and [`walks`] show
+//! them the files of emulated devices, [`sockets`] gives them RDS sockets, and [`sanitizers`] makes programs work that are
+//! built with a sanitizer.
 //!
-//! This code neither allocates nor locks, so that it may be called wherever the interposed functions may.
+//! This code neither allocates memory nor takes locks, so that it may be called wherever the interposed functions may.
 // The C library's functions are looked up by name at run time.
 #![allow(unsafe_code)]
 // Each exported function interposes the C function of its name, and has its contract.

@@ -1,10 +1,10 @@
-//! The C library's own functions, looked up by name.
+//! Calls of the C library's own functions, which are looked up by name.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The interposed function of this name.
+/// The C library's function of this name, which the function of this library interposes. It is looked up when first needed.
 pub(crate) struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -37,7 +37,7 @@ impl Next {
     }
 }
 
-/// A text of C, of one with its zero.
+/// The C string of a literal that ends with a zero byte.
 pub(crate) const fn text(with_zero: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(with_zero.as_bytes()) {
         Ok(text) => text,
@@ -45,7 +45,7 @@ pub(crate) const fn text(with_zero: &'static str) -> &'static CStr {
     }
 }
 
-/// The result of a function that does not exist.
+/// The result of calling a function that the C library does not have; `errno` is then ENOSYS.
 pub(crate) trait Failed {
     const FAILED: Self;
 }
@@ -62,7 +62,7 @@ impl Failed for isize {
     const FAILED: Self = -1;
 }
 
-/// A handler of signals.
+/// The result of `signal`, a signal handler as a number.
 impl Failed for usize {
     const FAILED: Self = libc::SIG_ERR;
 }
@@ -71,8 +71,8 @@ impl<T> Failed for *mut T {
     const FAILED: Self = ptr::null_mut();
 }
 
-// Calls the function at an address with these arguments; null is a function that does not exist. The caller has found the address
-// by the name of a function with these arguments.
+// Calls the function at this address with these arguments. A null address is a function that does not exist: the call fails
+// with ENOSYS. The caller has looked up the address by the name of a function with these arguments.
 macro_rules! call {
     ($address:expr => fn($($argument:ident: $type:ty),* $(,)?) -> $answer:ty) => {{
         let address = $address;

@@ -1,8 +1,8 @@
-//! Functions that take a path: paths below `/sys/class/infiniband*` and `/dev/infiniband` lead to the folder that `run` has made,
-//! and answers that are paths below that folder lead back.
+//! Interposed functions that take a path: paths below `/sys/class/infiniband*` and `/dev/infiniband` are redirected to the
+//! directory that `polyverbs run` has made.
 //!
-//! All other paths are passed on unchanged, after a search for `infiniband` and `..`. Only a path with one of these is resolved:
-//! relative to a folder, and with `.`, `..` and doubled slashes.
+//! All other paths are passed to the C library unchanged. Only a path that contains `infiniband`, or is relative and
+//! contains `..`, is resolved to find out where it leads: relative to a directory, and with `.`, `..` and doubled slashes.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::io::Write as _;
@@ -13,12 +13,12 @@ use std::ptr;
 
 use crate::next::{Next, call, text};
 
-/// The environment variable that names the folder. `polyverbs run` sets it.
+/// The environment variable, set by `polyverbs run`, that names the directory to which paths are redirected.
 const ROOT: &CStr = c"POLYVERBS_ROOT";
 
 pub(crate) const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// A buffer for a path that is passed to the C library.
+/// A buffer for a redirected path, of the longest length that the system accepts.
 pub(crate) struct Room(MaybeUninit<[u8; LONGEST]>);
 
 impl Room {
@@ -26,7 +26,7 @@ impl Room {
         Self(MaybeUninit::uninit())
     }
 
-    /// Both parts, one after the other, and the terminating zero. `None` where they are too long.
+    /// Stores both parts, one after the other, as a C string and returns it. `None` if they are too long.
     pub(crate) fn join(&mut self, root: &[u8], path: &[u8]) -> Option<*const c_char> {
         let length = root.len() + path.len();
         if length >= LONGEST {
@@ -45,7 +45,7 @@ impl Room {
 
 fn is_redirected(path: &[u8]) -> bool {
     let behind = |prefix: &[u8]| path.strip_prefix(prefix).map(|rest| rest.first().copied());
-    // The names of classes go on: `infiniband_verbs`, `infiniband_mad` and others.
+    // Classes of devices have longer names: `infiniband_verbs`, `infiniband_mad` and others.
     matches!(
         behind(b"/sys/class/infiniband"),
         Some(None | Some(b'/' | b'_'))
@@ -60,13 +60,13 @@ pub(crate) fn root<'a>() -> Option<&'a [u8]> {
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
-/// The part of a path after the folder, if the path is below it.
+/// The rest of a path that begins with the directory of `polyverbs run`; `None` if the path is not below that directory.
 pub(crate) fn without_root(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(root()?)?;
     matches!(rest.first(), None | Some(b'/')).then_some(rest)
 }
 
-/// An absolute path, as the program sees it, without `.`, `..` and doubled slashes. The root has no characters.
+/// An absolute path as the program sees it, without `.`, `..` and doubled slashes. The root directory has length 0.
 struct Absolute {
     bytes: [u8; LONGEST],
     length: usize,
@@ -94,7 +94,8 @@ impl Absolute {
         Some(())
     }
 
-    /// Goes up from a folder, which may have been reached by a symbolic link.
+    /// Goes to the parent directory, as `..` does. Resolves symbolic links first where there may be any. `None` if that
+    /// fails.
     fn pop(&mut self) -> Option<()> {
         let has_links = !is_redirected(self.path())
             && !matches!(self.path(), b"" | b"/dev" | b"/sys" | b"/sys/class");
@@ -118,7 +119,7 @@ impl Absolute {
         Some(())
     }
 
-    /// The path of an open folder.
+    /// The path, as the program sees it, of an open directory; `None` if the system does not report it or it is too long.
     fn of(folder: c_int) -> Option<Self> {
         let mut link = [0; 32];
         let name = match folder {
@@ -161,10 +162,11 @@ fn contains(path: &[u8], text: &[u8]) -> bool {
     path.windows(text.len()).any(|part| part == text)
 }
 
-/// Where a path leads that is not passed on unchanged: into the folder, or from the folder to another one.
+/// The path to pass to the C library in place of this one: below the directory of `polyverbs run`, or outside of it if `..`
+/// leads out. `None` if the path needs no change. It is stored in `room`.
 fn resolve(folder: c_int, path: &[u8], room: &mut Room) -> Option<*const c_char> {
     let is_relative = path.first() != Some(&b'/');
-    // Tools that walk folders compare the parent of a folder with the one that they came from.
+    // Tools that walk directories compare the parent of a directory with the one that they came from.
     if path == b".." && folder != libc::AT_FDCWD {
         return None;
     }
@@ -186,7 +188,7 @@ fn resolve(folder: c_int, path: &[u8], room: &mut Room) -> Option<*const c_char>
             name => found.push(name)?,
         }
     }
-    // A slash at the end follows a link, and refuses a file.
+    // A slash at the end makes the system follow a symbolic link and reject a file.
     if path.last() == Some(&b'/') || found.length == 0 {
         found.push(b"")?;
     }
@@ -211,8 +213,8 @@ pub(crate) unsafe fn redirect(
     resolve(folder, bytes, room).unwrap_or(path)
 }
 
-// Functions with a path among their arguments, which is relative to the current folder after `@path` and to the folder of a
-// descriptor after `@at`. Those that C declares with `...` take the mode in the same register.
+// Defines interposed functions with a path argument. After `@path` the path is relative to the current directory, after
+// `@at` to that of a descriptor. Functions that C declares with `...` take the mode in the same register.
 macro_rules! functions {
     ($(fn $name:ident($($before:ident: $first:ty,)* @$kind:ident $(, $after:ident: $last:ty)*) -> $answer:ty;)*) => {$(
         function! { $kind $name($($before: $first,)*) ($($after: $last),*) -> $answer }
@@ -303,8 +305,8 @@ functions! {
     fn llistxattr(@path, target: *mut c_char, size: usize) -> isize;
 }
 
-// Runs when a program exits. The process that `run` became, whose number the folder has in its name, removes the folder; the
-// folder of a killed process is removed by the next `run`.
+// Runs when a program exits. The process whose ID is in the name of the directory is the one that `polyverbs run` became;
+// it removes the directory. The directory of a killed process is removed by the next `polyverbs run`.
 extern "C" fn ended() {
     let Some(root) = root() else {
         return;
@@ -315,7 +317,7 @@ extern "C" fn ended() {
         .file_name()
         .is_some_and(|name| name.as_bytes().starts_with(b"polyverbs-run."));
     if own && ours {
-        // A failure cannot be reported any more.
+        // A failure cannot be reported at this point.
         let _ = std::fs::remove_dir_all(folder);
     }
 }

@@ -1,7 +1,7 @@
-//! What lets programs that are built with a sanitizer run over our libraries.
+//! Makes programs that are built with a sanitizer work with these libraries.
 //!
-//! A sanitizer's library interposes functions of the C library too, and comes before our libraries. It looks up options that a
-//! program is built with by the name of a function, which it finds here, since this library comes first.
+//! A sanitizer's library interposes functions of the C library too, and its functions come before those of these libraries.
+//! It looks up options by the name of a function, and finds the functions here, because this library is preloaded.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -10,22 +10,23 @@ use libc::sighandler_t;
 
 use crate::next::{Next, call, text};
 
-/// AddressSanitizer refuses to start after a preloaded library. This one allocates nothing, and every function that it
-/// interposes calls the sanitizer's, so that it may come first.
+/// The default options of AddressSanitizer: it may be loaded after a preloaded library, which it otherwise refuses. This
+/// library allocates nothing, and its functions call those of the sanitizer, so the order does no harm.
 #[unsafe(no_mangle)]
 pub extern "C" fn __asan_default_options() -> *const c_char {
     c"verify_asan_link_order=0".as_ptr()
 }
 
-/// ThreadSanitizer sees the allocations and copies of our libraries but not their locks, which are not those of the C library,
-/// and would report races that are none.
+/// The default suppressions of ThreadSanitizer, which would report false races: it sees the memory accesses of these
+/// libraries but not their locks, which are not those of the C library.
 #[unsafe(no_mangle)]
 pub extern "C" fn __tsan_default_suppressions() -> *const c_char {
     text(concat!(include_str!("../thread-sanitizer.supp"), "\0")).as_ptr()
 }
 
-// `libibverbs.so.1` handles faults of registered memory, and interposes the functions that set handlers. A sanitizer's functions
-// call those of the C library directly, so `libibverbs.so.1` has its own under another name too.
+// Defines interposed functions that set signal handlers. For SIGSEGV and SIGBUS they call those of `libibverbs.so.1`, which
+// handles faults of registered memory. It exports them under a second name, because a sanitizer's functions would call
+// those of the C library directly.
 macro_rules! handlers {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]

@@ -1,6 +1,6 @@
-//! Functions that take a descriptor. Those on reliable datagram sockets (`AF_RDS`) go to functions with the same arguments of
-//! `libpolyverbs_rds_sockets.so`; all others are passed on, after a look at one bit. The library is loaded when a program makes
-//! the first such socket. Of calls that wait for any descriptors it is told.
+//! Interposed functions that take a descriptor. Calls on RDS sockets (`AF_RDS`) go to functions with the same arguments in
+//! `libpolyverbs_rds_sockets.so`; all others go to the C library after a check of one bit. That library is loaded when the
+//! program creates its first RDS socket. Calls such as `poll`, which may wait for RDS sockets, are announced to it.
 
 use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::paths::Room;
 
 const LIBRARY: &[u8] = b"libpolyverbs_rds_sockets.so";
 
-/// A bit for each descriptor of a reliable datagram socket. The library sets and clears them.
+/// A bit for each descriptor number that is an RDS socket. `libpolyverbs_rds_sockets.so` sets and clears the bits.
 static DESCRIPTORS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 fn is_ours(descriptor: c_int) -> bool {
@@ -27,20 +27,21 @@ fn is_ours(descriptor: c_int) -> bool {
         && is_there(descriptor as c_int)
 }
 
-// A program can close a descriptor by a call that is not redirected. The kernel then reuses the number for another file.
+// A program can close a descriptor by a call that is not interposed. The kernel then reuses the number for another file, so
+// the library checks whether it still is a socket.
 fn is_there(descriptor: c_int) -> bool {
     let function = IS_OURS.load(Ordering::Acquire);
     // SAFETY: the library's function of this name has this argument.
     function.is_null() || unsafe { call!(function => fn(descriptor: c_int) -> c_int) } != 0
 }
 
-/// Functions of the library: one checks that a descriptor is still a socket; the other two report that a thread is about to sleep,
-/// and that it has woken.
+/// Functions of `libpolyverbs_rds_sockets.so`, null before it is loaded: `IS_OURS` checks that a descriptor still is an RDS
+/// socket, `SLEEPS` announces that the thread is about to sleep, and `IS_AWAKE` that it has woken.
 static IS_OURS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static SLEEPS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static IS_AWAKE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// A function of the C library, and the one of the library that stands for it.
+/// A function of the C library and its counterpart in `libpolyverbs_rds_sockets.so`, with the name of the latter.
 struct Function {
     next: Next,
     ours: AtomicPtr<c_void>,
@@ -58,7 +59,7 @@ impl Function {
 
 macro_rules! table {
     ($($name:ident)*) => {
-        // Under the names that they have in C.
+        // The names are those of the C functions.
         #[allow(non_upper_case_globals)]
         mod function {
             use super::{AtomicPtr, Function, Next, ptr, text};
@@ -80,7 +81,8 @@ table! {
     epoll_pwait epoll_pwait2 epoll_wait poll ppoll pselect select __poll_chk __ppoll_chk
 }
 
-// Those that C declares with `...` take the argument in the same register.
+// Defines interposed functions whose first argument is a descriptor. Functions that C declares with `...` take the argument
+// in the same register.
 macro_rules! functions {
     ($(fn $name:ident(@fd $(, $argument:ident: $type:ty)*) -> $answer:ty;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]
@@ -124,13 +126,14 @@ functions! {
     fn shutdown(@fd, how: c_int) -> c_int;
     fn write(@fd, source: *const c_void, size: usize) -> isize;
     fn writev(@fd, list: *const iovec, count: c_int) -> isize;
-    // Where a program was compiled with checks: `room` is how much there is at `target`.
+    // Called by programs that were compiled with buffer checks: `room` is the size of the buffer at `target`.
     fn __read_chk(@fd, target: *mut c_void, size: usize, room: usize) -> isize;
     fn __recv_chk(@fd, target: *mut c_void, size: usize, room: usize, flags: c_int) -> isize;
     fn __recvfrom_chk(@fd, target: *mut c_void, size: usize, room: usize, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> isize;
 }
 
-// They wait for descriptors of any kind, and are the kernel's: what they see of a socket is its descriptor.
+// Defines interposed functions that wait for descriptors of any kind. The kernel carries them out, with the file that the
+// descriptor of an RDS socket is.
 macro_rules! waits {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]
@@ -161,7 +164,7 @@ waits! {
     fn __ppoll_chk(list: *mut pollfd, count: nfds_t, time: *const timespec, signals: *const sigset_t, room: usize);
 }
 
-// Calls a function of the library that has no arguments; `false` where it is not loaded.
+// Calls a function without arguments of `libpolyverbs_rds_sockets.so`. Returns `false` if that library is not loaded.
 fn tell(function: &AtomicPtr<c_void>) -> bool {
     let function = function.load(Ordering::Acquire);
     if function.is_null() {
@@ -172,7 +175,7 @@ fn tell(function: &AtomicPtr<c_void>) -> bool {
     true
 }
 
-/// `socket`.
+/// Interposes `socket`: creates RDS sockets itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let is_ours = domain == libc::AF_RDS && load();
@@ -182,7 +185,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     }
 }
 
-/// `dup2`: either may be ours.
+/// Interposes `dup2`, where the old or the new descriptor may be an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     let is_ours = is_ours(old) || is_ours(new);
@@ -190,7 +193,7 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     unsafe { call!(function::dup2.find(is_ours) => fn(old: c_int, new: c_int) -> c_int) }
 }
 
-/// `dup3`: either may be ours.
+/// Interposes `dup3`, where the old or the new descriptor may be an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     let is_ours = is_ours(old) || is_ours(new);
@@ -200,7 +203,7 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     }
 }
 
-/// `fclose`: closes the descriptor within the C library.
+/// Interposes `fclose`, which closes the stream's descriptor within the C library, where no function is interposed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
     // SAFETY: the stream is open; one that has no descriptor gives -1.
@@ -209,7 +212,7 @@ pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
     unsafe { call!(function::fclose.find(is_ours) => fn(stream: *mut libc::FILE) -> c_int) }
 }
 
-/// `close_range`: any may be ours.
+/// Interposes `close_range`, where any descriptor of the range may be an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: both functions have these arguments.
@@ -218,7 +221,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     }
 }
 
-/// `closefrom`: any may be ours.
+/// Interposes `closefrom`, where any of the descriptors may be an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     // SAFETY: both functions have these arguments.
@@ -229,7 +232,8 @@ fn is_loaded() -> bool {
     !function::socket.ours.load(Ordering::Relaxed).is_null()
 }
 
-// Loads the library, once, from beside this one. Threads that do so at the same time get the same.
+// Loads `libpolyverbs_rds_sockets.so` from the directory of this library, once. Returns whether it is loaded. Threads that
+// call it at the same time get the same library.
 fn load() -> bool {
     if is_loaded() {
         return true;
@@ -276,7 +280,8 @@ fn beside(room: &mut Room) -> Option<*const libc::c_char> {
     room.join(&name[..folder], LIBRARY)
 }
 
-// Looked up before the program runs: it may call these functions from signal handlers, where nothing can be looked up.
+// All functions are looked up before the program runs, because it may call them from signal handlers, where `dlsym` must
+// not be called.
 extern "C" fn look_up() {
     for function in function::ALL {
         function.next.find();

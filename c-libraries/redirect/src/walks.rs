@@ -1,5 +1,6 @@
-//! Functions that look up paths within the C library, where nothing is interposed: they get the paths of the folder that `run` has
-//! made, or functions of ours to look with, and what they report is led back.
+//! Interposed functions that look up paths within the C library, where no function is interposed. They are called with
+//! paths in the directory that `polyverbs run` has made, or with lookup functions of this library, and that directory is
+//! removed from the paths that they return.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -9,7 +10,7 @@ use crate::answers::strip;
 use crate::next::{Next, call, text};
 use crate::paths::{self, LONGEST, Room, redirect, root, without_root};
 
-/// `glob_t`.
+/// The `glob_t` of the C library.
 #[repr(C)]
 pub struct Glob {
     count: usize,
@@ -23,7 +24,7 @@ pub struct Glob {
     stat: *const c_void,
 }
 
-// Its own functions for folders see only what the system has.
+// Defines the interposed `glob` functions. The C library's own directory functions would see only the files of the system.
 macro_rules! globs {
     ($($name:ident)*) => {$(
         #[doc = concat!("`", stringify!($name), "`.")]
@@ -53,7 +54,7 @@ macro_rules! globs {
 
 globs! { glob glob64 }
 
-/// `wordexp_t`.
+/// The `wordexp_t` of the C library.
 #[repr(C)]
 pub struct Words {
     count: usize,
@@ -63,17 +64,19 @@ pub struct Words {
 
 const WRDE_DOOFFS: c_int = 1;
 
-/// A text with the folder in front of each path that begins a word and leads there.
+/// Copies the words to `room`, with the directory of `polyverbs run` inserted before each word that begins with a
+/// redirected path. `None` if the directory is not set, has characters that are special to a shell, or the result is too
+/// long.
 fn words_in_root(words: &[u8], room: &mut [u8; LONGEST]) -> Option<()> {
     let root = root()?;
-    // To a shell all others may have a meaning.
+    // Other characters may have a meaning to a shell.
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-".contains(byte);
     if !root.iter().all(is_plain) {
         return None;
     }
     let mut length = 0;
     let mut add = |bytes: &[u8]| {
-        // The last byte stays zero.
+        // The last byte stays zero, to end the C string.
         let place = room[..LONGEST - 1].get_mut(length..length + bytes.len())?;
         place.copy_from_slice(bytes);
         length += bytes.len();
@@ -96,7 +99,8 @@ fn words_in_root(words: &[u8], room: &mut [u8; LONGEST]) -> Option<()> {
     Some(())
 }
 
-/// `wordexp`.
+/// Interposes `wordexp`: words that are redirected paths are expanded in the directory of `polyverbs run`, and shown
+/// without it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wordexp(words: *const c_char, found: *mut Words, flags: c_int) -> c_int {
     static NEXT: Next = Next::new(c"wordexp");
@@ -120,7 +124,7 @@ pub unsafe extern "C" fn wordexp(words: *const c_char, found: *mut Words, flags:
     }
 }
 
-/// `struct FTW`.
+/// The `struct FTW` of the C library.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Place {
@@ -131,7 +135,8 @@ pub struct Place {
 type Visit = unsafe extern "C" fn(*const c_char, *const c_void, c_int, *mut Place) -> c_int;
 
 thread_local! {
-    /// The program's function, and how many bytes of a path it does not see.
+    /// The program's callback for the walk in progress, and the number of bytes at the beginning of each path that it does
+    /// not get.
     static VISIT: Cell<(Option<Visit>, usize)> = const { Cell::new((None, 0)) };
 }
 
@@ -155,7 +160,7 @@ unsafe extern "C" fn visit(
     }
 }
 
-// The function of `ftw`, which takes one argument less.
+// The callback of `ftw`, which takes one argument less than that of `nftw`.
 unsafe extern "C" fn visit_without_place(
     path: *const c_char,
     about: *const c_void,
@@ -196,10 +201,10 @@ macro_rules! walks {
     )*};
 }
 
-/// How many bytes at the beginning of a path are the folder.
+/// The length of the directory of `polyverbs run` at the beginning of a path, in bytes; 0 if the path is not below it.
 ///
 /// # Safety
-/// `path` is null or a text.
+/// `path` is null or a C string.
 unsafe fn hidden(path: *const c_char) -> usize {
     if path.is_null() {
         return 0;
@@ -216,7 +221,7 @@ walks! {
     fn nftw64(@path, @visit, files: c_int, flags: c_int);
 }
 
-/// The beginning of `FTS`.
+/// The first fields of the C library's `FTS`.
 #[repr(C)]
 pub struct Walk {
     current: *mut Entry,
@@ -226,7 +231,7 @@ pub struct Walk {
     path: *mut c_char,
 }
 
-/// The beginning of `FTSENT`.
+/// The first fields of the C library's `FTSENT`.
 #[repr(C)]
 pub struct Entry {
     links: [*mut c_void; 3],
@@ -240,7 +245,7 @@ pub struct Entry {
 }
 
 impl Walk {
-    /// Takes the folder off the path of the current entry.
+    /// Removes the directory of `polyverbs run` from the path of the current entry, for the program.
     ///
     /// # Safety
     /// The walk is open.
@@ -258,7 +263,8 @@ impl Walk {
         }
     }
 
-    /// Undoes this: the walk goes on from the path of the current entry.
+    /// Restores the path of the current entry that [`hide`](Self::hide) has shortened, so that the C library can continue
+    /// the walk.
     ///
     /// # Safety
     /// The walk is open.
@@ -341,7 +347,7 @@ macro_rules! fts {
     )*};
 }
 
-/// Paths that a walk begins with; with more of them none is redirected.
+/// The most starting paths of a walk that are redirected. If there are more, none is.
 const PATHS: usize = 8;
 
 fts! {

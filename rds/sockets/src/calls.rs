@@ -1,5 +1,5 @@
-//! The functions that replace those of the C library. Each has the arguments, the result and the errors of the C function whose
-//! name follows `polyverbs_rds_`.
+//! The functions that replace those of the C library for RDS sockets. Each has the arguments, the result and the errors of
+//! the C function whose name follows `polyverbs_rds_`.
 //!
 //! A descriptor for which this process has no socket was inherited from the parent process. Such a descriptor can only be closed
 //! and duplicated, as any file.
@@ -39,42 +39,44 @@ const RDS_GET_MR: c_int = 2;
 const RDS_GET_MR_FOR_DEST: c_int = 7;
 const SIOCRDSGETTOS: c_ulong = 0x89e1;
 
-/// Takes the bits that mark the descriptors whose calls come here. `libpolyverbs_redirect.so` calls it before all other functions.
+/// Stores the bit array that marks the descriptors whose calls `libpolyverbs_redirect.so` forwards to this library. It must
+/// be called before all other functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
     table::start(descriptors);
     polyverbs_rds::look_first_at(devices::configured);
 }
 
-/// A thread is about to sleep in a call of the C library, perhaps until something changes at a socket. Takes no lock.
+/// Notes that the calling thread is about to sleep in a call of the C library such as `poll`, so that changes of sockets
+/// are reported at once until [`polyverbs_rds_is_awake`]. Takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_sleeps() {
     poll_begins();
-    // A handler that interrupts this finds the mark. A handler that calls this finds it too, and does not wait for a lock.
+    // A signal handler that interrupts this function, or calls it, finds the mark and does not wait for a lock.
     let _inside = Inside::enter();
     std::mem::forget(Sleeping::new());
 }
 
-/// The thread that called [`polyverbs_rds_sleeps`] is awake again.
+/// Notes that the thread which called [`polyverbs_rds_sleeps`] has returned from that call of the C library.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_is_awake() {
     Sleeping::forgotten_is_over();
 }
 
-/// Whether a descriptor is still the socket that it was; otherwise the kernel has given its number to another file. Takes no
-/// lock.
+/// Returns 1 if the descriptor still is the socket that it was, and 0 if the program has closed it by a call that is not
+/// redirected and the kernel has reused its number. Takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_is_ours(fd: c_int) -> c_int {
     table::is_there(fd).into()
 }
 
-/// Replaces `fclose`, for a stream on the descriptor of a socket.
+/// Replaces the C library's `fclose` for a stream on the descriptor of an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int {
     let inside = Inside::enter();
     // SAFETY: the stream is open.
     let descriptor = unsafe { libc::fileno(stream) };
-    // A socket whose end fails is no reason to keep the stream.
+    // The stream is closed even if the end of the socket fails.
     let _ = caught(|| {
         end(table::remove(descriptor));
         Ok(())
@@ -84,7 +86,7 @@ pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int 
     unsafe { libc::fclose(stream) }
 }
 
-/// Replaces `socket` for the domain `AF_RDS`.
+/// Replaces the C library's `socket` for the domain `AF_RDS`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -101,7 +103,7 @@ pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_
     })
 }
 
-/// Replaces `bind`.
+/// Replaces the C library's `bind` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_bind(
     fd: c_int,
@@ -115,7 +117,7 @@ pub unsafe extern "C" fn polyverbs_rds_bind(
     })
 }
 
-/// Replaces `connect`.
+/// Replaces the C library's `connect` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_connect(
     fd: c_int,
@@ -129,7 +131,7 @@ pub unsafe extern "C" fn polyverbs_rds_connect(
     })
 }
 
-/// Replaces `getsockname`.
+/// Replaces the C library's `getsockname` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_getsockname(
     fd: c_int,
@@ -139,7 +141,7 @@ pub unsafe extern "C" fn polyverbs_rds_getsockname(
     done(|| {
         let socket = find(fd)?;
         let local = socket.rds.local_addr();
-        // A socket without an address reports the family of its peer's, if it has one.
+        // A socket without an address reports the address family of its connected destination, if it has one.
         let peer = socket.rds.peer_addr();
         let mut name = local.map_or_else(address::none, address::write);
         let length_of_name = local
@@ -154,7 +156,7 @@ pub unsafe extern "C" fn polyverbs_rds_getsockname(
     })
 }
 
-/// Replaces `getpeername`.
+/// Replaces the C library's `getpeername` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_getpeername(
     fd: c_int,
@@ -175,7 +177,7 @@ pub unsafe extern "C" fn polyverbs_rds_getpeername(
     })
 }
 
-/// Replaces `send`.
+/// Replaces the C library's `send` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_send(
     fd: c_int,
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn polyverbs_rds_send(
     unsafe { polyverbs_rds_sendto(fd, source, size, flags, ptr::null(), 0) }
 }
 
-/// Replaces `sendto`.
+/// Replaces the C library's `sendto` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_sendto(
     fd: c_int,
@@ -206,7 +208,7 @@ pub unsafe extern "C" fn polyverbs_rds_sendto(
     })
 }
 
-/// Replaces `sendmsg`.
+/// Replaces the C library's `sendmsg` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_sendmsg(
     fd: c_int,
@@ -221,7 +223,7 @@ pub unsafe extern "C" fn polyverbs_rds_sendmsg(
     })
 }
 
-/// Replaces `sendmmsg`.
+/// Replaces the C library's `sendmmsg` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_sendmmsg(
     fd: c_int,
@@ -240,7 +242,7 @@ pub unsafe extern "C" fn polyverbs_rds_sendmmsg(
     })
 }
 
-/// Replaces `write`.
+/// Replaces the C library's `write` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_write(
     fd: c_int,
@@ -251,7 +253,7 @@ pub unsafe extern "C" fn polyverbs_rds_write(
     unsafe { polyverbs_rds_send(fd, source, size, 0) }
 }
 
-/// Replaces `writev`.
+/// Replaces the C library's `writev` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_writev(
     fd: c_int,
@@ -268,7 +270,7 @@ pub unsafe extern "C" fn polyverbs_rds_writev(
     })
 }
 
-/// Replaces `recv`.
+/// Replaces the C library's `recv` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recv(
     fd: c_int,
@@ -280,7 +282,7 @@ pub unsafe extern "C" fn polyverbs_rds_recv(
     unsafe { polyverbs_rds_recvfrom(fd, target, size, flags, ptr::null_mut(), ptr::null_mut()) }
 }
 
-/// Replaces `recvfrom`.
+/// Replaces the C library's `recvfrom` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recvfrom(
     fd: c_int,
@@ -304,7 +306,7 @@ pub unsafe extern "C" fn polyverbs_rds_recvfrom(
     })
 }
 
-/// Replaces `recvmsg`.
+/// Replaces the C library's `recvmsg` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recvmsg(
     fd: c_int,
@@ -319,7 +321,7 @@ pub unsafe extern "C" fn polyverbs_rds_recvmsg(
     })
 }
 
-/// Replaces `recvmmsg`.
+/// Replaces the C library's `recvmmsg` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
     fd: c_int,
@@ -356,7 +358,7 @@ pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
     })
 }
 
-/// Replaces `read`.
+/// Replaces the C library's `read` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_read(fd: c_int, target: *mut c_void, size: usize) -> isize {
     if size == 0 {
@@ -366,7 +368,7 @@ pub unsafe extern "C" fn polyverbs_rds_read(fd: c_int, target: *mut c_void, size
     unsafe { polyverbs_rds_recv(fd, target, size, 0) }
 }
 
-/// Replaces `readv`.
+/// Replaces the C library's `readv` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_readv(
     fd: c_int,
@@ -385,7 +387,7 @@ pub unsafe extern "C" fn polyverbs_rds_readv(
     })
 }
 
-/// Replaces `__read_chk`.
+/// Replaces the C library's `__read_chk` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds___read_chk(
     fd: c_int,
@@ -398,7 +400,7 @@ pub unsafe extern "C" fn polyverbs_rds___read_chk(
     unsafe { polyverbs_rds_read(fd, target, size) }
 }
 
-/// Replaces `__recv_chk`.
+/// Replaces the C library's `__recv_chk` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds___recv_chk(
     fd: c_int,
@@ -412,7 +414,7 @@ pub unsafe extern "C" fn polyverbs_rds___recv_chk(
     unsafe { polyverbs_rds_recv(fd, target, size, flags) }
 }
 
-/// Replaces `__recvfrom_chk`.
+/// Replaces the C library's `__recvfrom_chk` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds___recvfrom_chk(
     fd: c_int,
@@ -432,7 +434,7 @@ fn check(size: usize, room: usize) {
     assert!(size <= room, "{size} bytes are read into {room}");
 }
 
-/// Replaces `getsockopt`.
+/// Replaces the C library's `getsockopt` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_getsockopt(
     fd: c_int,
@@ -461,7 +463,7 @@ pub unsafe extern "C" fn polyverbs_rds_getsockopt(
     })
 }
 
-/// Replaces `setsockopt`.
+/// Replaces the C library's `setsockopt` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_setsockopt(
     fd: c_int,
@@ -496,7 +498,7 @@ pub unsafe extern "C" fn polyverbs_rds_setsockopt(
     })
 }
 
-/// Replaces `ioctl`.
+/// Replaces the C library's `ioctl` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_ioctl(
     fd: c_int,
@@ -518,7 +520,7 @@ pub unsafe extern "C" fn polyverbs_rds_ioctl(
                 *unsafe { argument.cast::<u8>().as_mut() }.ok_or(Errno::FAULT)? = 0;
                 Ok(0)
             }
-            // The kernel would answer for the file that the program polls, not for the socket.
+            // The kernel would report the bytes of the Unix socket that backs the descriptor, not of the RDS socket.
             (libc::TIOCOUTQ | libc::FIONREAD, _) => Err(Errno::NOTTY),
             // SAFETY: the program passes the argument that the C function requires.
             _ => by_the_system(unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) }),
@@ -526,7 +528,7 @@ pub unsafe extern "C" fn polyverbs_rds_ioctl(
     })
 }
 
-/// Replaces `fcntl`.
+/// Replaces the C library's `fcntl` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fcntl(
     fd: c_int,
@@ -541,7 +543,7 @@ pub unsafe extern "C" fn polyverbs_rds_fcntl(
     }
 }
 
-/// Replaces `fcntl64`.
+/// Replaces the C library's `fcntl64` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fcntl64(
     fd: c_int,
@@ -552,7 +554,7 @@ pub unsafe extern "C" fn polyverbs_rds_fcntl64(
     unsafe { polyverbs_rds_fcntl(fd, command, argument) }
 }
 
-/// Replaces `dup`.
+/// Replaces the C library's `dup` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup(fd: c_int) -> c_int {
     answer(|| {
@@ -562,7 +564,7 @@ pub extern "C" fn polyverbs_rds_dup(fd: c_int) -> c_int {
     })
 }
 
-/// Replaces `dup2`. The new descriptor may be a socket too.
+/// Replaces the C library's `dup2` where the old or the new descriptor is an RDS socket.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
@@ -575,7 +577,7 @@ pub extern "C" fn polyverbs_rds_dup2(old: c_int, new: c_int) -> c_int {
     })
 }
 
-/// Replaces `dup3`. The new descriptor may be a socket too.
+/// Replaces the C library's `dup3` where the old or the new descriptor is an RDS socket.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     answer(|| {
@@ -588,7 +590,7 @@ pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_
     })
 }
 
-// Enters a duplicate, which the kernel has made, into the table.
+// Enters a duplicate of a socket's descriptor, which the kernel has made, into the table of sockets.
 fn duplicated(old: RawFd, new: RawFd) -> Result<RawFd, Errno> {
     let socket = table::find(old).filter(|_| table::is_own());
     if socket.is_none_or(|socket| table::insert(new, socket)) {
@@ -599,7 +601,8 @@ fn duplicated(old: RawFd, new: RawFd) -> Result<RawFd, Errno> {
     Err(Errno::MFILE)
 }
 
-/// Replaces `close`. In a signal handler that has interrupted a call, the descriptor is closed when that call ends.
+/// Replaces the C library's `close` for the descriptors of RDS sockets. If a signal handler calls it while it interrupts
+/// another of these calls, the descriptor is closed when that call ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
     let Some(inside) = Inside::enter() else {
@@ -620,11 +623,11 @@ fn close(fd: RawFd) -> Result<(), Errno> {
     closed.map(drop)
 }
 
-/// The longest wait for threads to end.
+/// How long the close of the last socket waits for the threads of the library to end.
 const ENDING: Duration = Duration::from_secs(1);
 
-// Closes sockets that have lost a descriptor. With the last socket of this process also the threads and descriptors of the library
-// end before the program goes on.
+// Closes sockets that have lost a descriptor. If they were the last sockets of this process, waits until the threads and
+// descriptors of the library are gone too.
 fn end(sockets: impl IntoIterator<Item = Arc<Socket>>) {
     let mut is_in_use = false;
     for socket in sockets {
@@ -636,7 +639,7 @@ fn end(sockets: impl IntoIterator<Item = Arc<Socket>>) {
     }
 }
 
-/// Replaces `close_range`.
+/// Replaces the C library's `close_range` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     done(|| {
@@ -647,14 +650,14 @@ pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: 
                 .collect(),
             false => Vec::new(),
         };
-        // Sockets first: the range may have descriptors that their nodes still use.
+        // The sockets are closed first, because the range may include descriptors that their nodes still use.
         end(sockets);
         // SAFETY: the program gives the descriptors up.
         by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) }).map(drop)
     })
 }
 
-/// Replaces `closefrom`.
+/// Replaces the C library's `closefrom` for the descriptors of RDS sockets.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_closefrom(first: c_int) {
     polyverbs_rds_close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0);
@@ -662,7 +665,7 @@ pub extern "C" fn polyverbs_rds_closefrom(first: c_int) {
 
 macro_rules! not_supported {
     ($(fn $name:ident($($type:ty),*) -> $answer:ty { $errno:ident })*) => {$(
-        /// Does not apply to sockets of this kind.
+        /// Fails for RDS sockets, which do not support this function of the C library.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name(fd: c_int $(, _: $type)*) -> $answer {
             answer(|| find(fd).and(Err(Errno::$errno))) as $answer
@@ -719,7 +722,7 @@ unsafe fn send_message(socket: &Socket, message: &msghdr, flags: c_int) -> Resul
     }
 }
 
-/// The result of a receiving call.
+/// The result of a receive call: the length of the message in bytes, whether it was truncated, and its sender.
 #[derive(Default)]
 struct Answer {
     length: usize,
@@ -796,7 +799,8 @@ unsafe fn receive_message(
     Ok(received.length)
 }
 
-// Handles several messages. Returns the number that succeeded, or the error if the first one failed.
+// Calls `each` for one message after the other until it fails. Returns the number that succeeded, or the error if the first
+// one failed.
 fn several(
     messages: &mut [mmsghdr],
     mut each: impl FnMut(&mut mmsghdr) -> Result<usize, Errno>,
@@ -813,8 +817,8 @@ fn several(
     Ok(done)
 }
 
-// Runs a call. A handler that has interrupted another call would wait for it forever, so its call fails like one that must not
-// wait.
+// Runs a call. In a signal handler that has interrupted another call, it fails with `EAGAIN`: waiting for a lock of that
+// call would never end.
 fn count(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let called = match Inside::enter() {
         Some(_inside) => caught(call),
@@ -823,7 +827,7 @@ fn count(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     result(called)
 }
 
-// A panic must not reach the program, which is no Rust. The standard library has written its message to standard error.
+// Catches a panic, which must not unwind into a C program, and returns `EIO`. The panic message has gone to standard error.
 fn caught<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO))
 }
@@ -848,7 +852,7 @@ fn done(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
     answer(|| call().map(|()| 0))
 }
 
-// The result of `libc::syscall`.
+// Turns the result of `libc::syscall` into a number or the error in `errno`.
 fn by_the_system(answer: libc::c_long) -> Result<c_int, Errno> {
     match answer {
         // SAFETY: the place of `errno` belongs to the calling thread.
@@ -899,8 +903,8 @@ unsafe fn read_destination(
     unsafe { read_address(address, length, Errno::INVAL) }.map(Some)
 }
 
-// Writes as much of a name as there is room for, and its whole length.
-// SAFETY of the callers: `room` is null or a length, and `target` has room for so many bytes.
+// Writes an address to the program's buffer, cut to the room there, and its full length to `room`. SAFETY of the callers:
+// `room` is null or points to the size of `target` in bytes.
 unsafe fn write_name(
     name: &polyverbs_abi::rdmacm::Address,
     length: usize,

@@ -1,4 +1,4 @@
-//! Control messages, in the layout that they have in memory of programs.
+//! Control messages (`cmsghdr`), in the layout that they have in the memory of C programs.
 
 use std::ffi::c_int;
 
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const ALIGNED: usize = align_of::<libc::cmsghdr>();
 
-/// The control messages that a program sends.
+/// The buffer with the control messages of a message that a program sends.
 pub(crate) struct Sent<'a>(pub(crate) &'a [u8]);
 
 /// One control message.
@@ -45,7 +45,7 @@ impl<'a> Iterator for Sent<'a> {
     }
 }
 
-/// The buffer that a program has for control messages.
+/// The program's buffer for the control messages of a received message.
 pub(crate) struct Room<'a> {
     all: &'a mut [u8],
     used: usize,
@@ -61,12 +61,12 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// The number of control messages with this much data for which there is room.
+    /// The number of control messages with this many bytes of data for which the buffer still has room.
     pub(crate) fn count(&self, data: usize) -> usize {
         (self.all.len() - self.used) / (HEADER + data).next_multiple_of(ALIGNED)
     }
 
-    /// Appends a control message of `SOL_RDS`, cut to the room that is left.
+    /// Appends a control message of level `SOL_RDS`, truncated to the room that is left.
     pub(crate) fn put(&mut self, kind: c_int, data: &[u8]) {
         let rest = &mut self.all[self.used..];
         if rest.len() < HEADER {
@@ -86,7 +86,7 @@ impl<'a> Room<'a> {
         self.used += whole.next_multiple_of(ALIGNED).min(rest.len());
     }
 
-    /// The number of bytes used, and whether a control message was cut.
+    /// Returns the number of bytes used, and whether a control message was truncated.
     pub(crate) fn finish(self) -> (usize, bool) {
         (self.used, self.truncated)
     }

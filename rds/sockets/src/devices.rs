@@ -1,4 +1,4 @@
-//! The devices that the user gave `polyverbs run`.
+//! The RDMA devices that the user has configured with `polyverbs run`.
 
 use std::io::{self, Write as _};
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use polyverbs::emulated::EmulatedDeviceError;
 use polyverbs::provider::MadeOnce;
 use polyverbs_configuration::{Configuration, VARIABLE};
 
-/// The first configured device at an address; if there is none, one of the kind of the first
-/// configured device.
+/// Creates the RDMA device of a local address: the first configured one that has the address or, if none has, one with the
+/// options of the first configured device. `None` if no device is configured.
 pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceError>> {
     static READ: MadeOnce<Configuration> = MadeOnce::new();
     let configuration = READ.get_or_make(|| {

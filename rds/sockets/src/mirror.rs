@@ -1,7 +1,9 @@
-//! A file that is readable and writable for the kernel when its socket is.
+//! A file of the kernel that is readable and writable whenever an RDS socket is, so that the program can use its descriptor
+//! with `poll`, `select` and `epoll`.
 //!
-//! The file is one end of a pair of Unix sockets. It holds one byte while there is something to receive. While there is no room
-//! to send, its send buffer, which is as small as possible, is full.
+//! The program's descriptor is one end of a pair of Unix sockets. The pair holds one byte for it to read while there is
+//! something to receive. While the RDS socket has no room to send, its send buffer, which is as small as possible, is
+//! filled.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,35 +16,35 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
 
-/// The readiness that `poll` reports.
+/// The readiness that the kernel's `poll` reports for the program's descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
 }
 
-/// The pair of sockets.
+/// The two ends of the pair of Unix sockets.
 pub(crate) struct Ends {
-    /// A duplicate of the program's descriptor.
+    /// A duplicate of the program's end, which stays open if the program closes its descriptor.
     theirs: OwnedFd,
     ours: OwnedFd,
 }
 
 pub(crate) struct Mirror {
-    /// A weak reference, which is upgraded only while the lock is held, so that the file is closed together with the socket.
+    /// Upgraded only while the lock of `shown` is held, so that the file is closed together with the RDS socket.
     ends: Weak<Ends>,
     shown: Mutex<Level>,
-    /// The shown readiness may be out of date.
+    /// Whether the readiness of the RDS socket may have changed since the file was last updated.
     is_stale: AtomicBool,
 }
 
 impl Ends {
-    /// Creates the pair. Returns the program's descriptor too.
+    /// Creates the pair. Also returns the descriptor for the program.
     ///
     /// # Errors
     /// The process cannot open further files.
     pub(crate) fn new(nonblocking: bool, close_on_exec: bool) -> Result<(Self, OwnedFd), Errno> {
-        // The program gets the lowest free number, as from any call that opens a file.
+        // The program's end gets the lowest free number, as from any call that opens a file.
         let (program, ours) = socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -60,19 +62,20 @@ impl Ends {
         Ok((Self { theirs, ours }, program))
     }
 
-    /// Waits until the file is readable, as a reading call of the kernel does: signals and `SO_RCVTIMEO` end the wait.
+    /// Waits until the file is readable by peeking at it, as a reading call of the kernel does, so that signals and
+    /// `SO_RCVTIMEO` end the wait.
     ///
     /// # Errors
-    /// `AGAIN` after that time, `INTR` after a signal.
+    /// `AGAIN` after the timeout, `INTR` after a signal.
     pub(crate) fn wait_readable(&self) -> Result<(), Errno> {
         recv(&self.theirs, &mut [MaybeUninit::uninit()], RecvFlags::PEEK).map(drop)
     }
 
-    /// Waits until the file is writable, by sending a byte, as a writing call of the kernel does: signals and `SO_SNDTIMEO` end
-    /// the wait.
+    /// Waits until the file is writable by sending a byte, as a writing call of the kernel does, so that signals and
+    /// `SO_SNDTIMEO` end the wait.
     ///
     /// # Errors
-    /// `AGAIN` after that time, `INTR` after a signal.
+    /// `AGAIN` after the timeout, `INTR` after a signal.
     pub(crate) fn wait_writable(&self) -> Result<(), Errno> {
         send(&self.theirs, &[0], SendFlags::NOSIGNAL).map(drop)
     }
@@ -90,7 +93,7 @@ impl Ends {
         take(&self.theirs, 1) > 0
     }
 
-    // Fills the send buffer.
+    // Fills the send buffer of the program's end, so that it is not writable.
     fn fill(&self) {
         let _ = send(
             &self.theirs,
@@ -116,13 +119,13 @@ impl Mirror {
         }
     }
 
-    /// Shows the present readiness.
+    /// Updates the file to the present readiness of the RDS socket, which `now` returns.
     pub(crate) fn show(&self, now: impl Fn() -> Level) {
         self.settle(self.lock(), now);
     }
 
-    /// Shows a change without waiting for the lock. If another thread has it, that thread shows the change too; the lock may also
-    /// be held by a caller of this function.
+    /// Updates the file after a change of the RDS socket, without waiting for the lock: if another thread holds it, that
+    /// thread updates the file again. A caller of this function may hold the lock itself.
     pub(crate) fn show_change(&self, now: impl Fn() -> Level) {
         self.is_stale.store(true, Ordering::SeqCst);
         if let Some(shown) = self.try_lock() {
@@ -130,32 +133,33 @@ impl Mirror {
         }
     }
 
-    /// Shows the present readiness after a call that found nothing to receive, so that waiters see each later change.
+    /// Makes the file unreadable after a call that found nothing to receive, then updates it to the present readiness, so
+    /// that edge-triggered waiters notice each later change.
     pub(crate) fn show_after_empty(&self, now: impl Fn() -> Level) {
         let mut shown = self.lock();
         self.set_readable(&mut shown, false);
         self.settle(shown, now);
     }
 
-    /// Shows the present readiness after a call that found no room to send.
+    /// Makes the file unwritable after a call that found no room to send, then updates it to the present readiness.
     pub(crate) fn show_after_full(&self, now: impl Fn() -> Level) {
         let mut shown = self.lock();
         self.set_writable(&mut shown, false);
         self.settle(shown, now);
     }
 
-    /// Runs `work` while the shown readiness cannot change.
+    /// Runs `work` while no thread can update the file.
     pub(crate) fn quietly(&self, work: impl FnOnce()) {
         let _shown = self.lock();
         work();
     }
 
-    /// Shows that there is no room to send, until the next change is shown.
+    /// Makes the file unwritable until it is next updated.
     pub(crate) fn show_full(&self) {
         self.set_writable(&mut self.lock(), false);
     }
 
-    /// Takes back the byte that each waiting call has sent.
+    /// Removes the bytes that waiting send calls have written to the file, unless it is filled to be unwritable.
     pub(crate) fn take_waited(&self) {
         if let (true, Some(ends)) = (self.lock().writable, self.ends.upgrade()) {
             ends.take_sent();
@@ -174,7 +178,8 @@ impl Mirror {
         }
     }
 
-    // Reading the readiness may cause a change itself, so this repeats until nothing has changed.
+    // Updates the file to the readiness that `now` returns. Reading the readiness may itself cause a change, so this
+    // repeats until there is none.
     fn settle(&self, shown: MutexGuard<'_, Level>, now: impl Fn() -> Level) {
         let mut shown = Some(shown);
         while let Some(mut level) = shown {
@@ -190,7 +195,7 @@ impl Mirror {
         }
     }
 
-    // If a system call fails, the next change tries it again.
+    // If the system call fails, the next update tries it again.
     fn set_readable(&self, shown: &mut Level, readable: bool) {
         if shown.readable != readable
             && let Some(ends) = self.ends.upgrade()

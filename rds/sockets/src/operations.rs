@@ -1,5 +1,6 @@
-//! Remote memory: memory that programs register, and operations that they send with messages.
-// Structures of programs contain addresses of memory.
+//! Remote memory: the memory that programs register, and the RDMA operations that they send with messages as control
+//! messages.
+// Structures of C programs contain addresses of memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -23,15 +24,16 @@ const RDS_CMSG_ATOMIC_CSWP: c_int = 7;
 const RDS_CMSG_MASKED_ATOMIC_FADD: c_int = 8;
 const RDS_CMSG_MASKED_ATOMIC_CSWP: c_int = 9;
 
-/// The operation or memory that goes with a message.
+/// The operation or memory registration that goes with a message.
 #[derive(Default)]
 pub(crate) struct WithMessage {
     pub(crate) control: Control,
-    /// Memory that was registered for the message.
+    /// The cookie of memory that was registered for this message, and has to be freed if the message is not sent; `None`
+    /// for none.
     pub(crate) mapped: Option<Cookie>,
 }
 
-/// Reads the control messages of a message that a program sends.
+/// Reads the control messages that a program sends with a message, and registers memory if one asks for that.
 ///
 /// # Safety
 /// The addresses in them name memory of the program, which stays mapped while operations and cookies name it.
@@ -55,10 +57,10 @@ pub(crate) unsafe fn read(socket: &Socket, messages: Sent<'_>) -> Result<WithMes
     Ok(with)
 }
 
-/// Frees memory that was registered for a message which is not sent.
+/// Frees the memory that was registered for a message, because the message is not sent.
 pub(crate) fn give_up(socket: &Socket, mapped: Option<Cookie>) {
     if let Some(cookie) = mapped {
-        // It fails if a peer has already reported that it has used the memory.
+        // This fails if a peer has already reported the use of the memory, which freed it.
         let _ = socket.rds.free_mr(cookie);
     }
 }
@@ -97,10 +99,12 @@ fn first_words<const COUNT: usize>(data: &[u8]) -> Result<[u64; COUNT], Errno> {
     words(data.get(..COUNT * 8).ok_or(Errno::INVAL)?)
 }
 
-/// Registers memory. `struct rds_get_mr_args` has its address and length, the place for the cookie, and flags.
+/// Registers memory of the program, as `RDS_GET_MR` does. The numbers are the fields of `struct rds_get_mr_args`: the
+/// address and length of the memory, the address to store the cookie at, and flags.
 ///
 /// # Safety
-/// The program keeps the memory mapped until it frees it or closes the socket; the place for the cookie is null or writable.
+/// The program keeps the memory mapped until it frees it or closes the socket; the address for the cookie is null or
+/// writable.
 ///
 /// # Errors
 /// Those of `RDS_GET_MR`.
@@ -124,8 +128,7 @@ pub(crate) unsafe fn get_mr(
     Ok(cookie)
 }
 
-// The fields are those of `struct rds_rdma_args`.
-// SAFETY of the callers: `list` has `count` entries.
+// Makes an RDMA operation of the fields of `struct rds_rdma_args`. SAFETY of the callers: `list` has `count` entries.
 unsafe fn rdma(
     [
         cookie,
@@ -162,8 +165,8 @@ unsafe fn rdma(
     })
 }
 
-// The fields are those of `struct rds_atomic_args`.
-// SAFETY of the callers: there are eight bytes at the local address.
+// Makes an atomic of the fields of `struct rds_atomic_args`. SAFETY of the callers: there are eight bytes at the local
+// address.
 unsafe fn atomic(
     kind: c_int,
     [

@@ -1,4 +1,4 @@
-//! Socket options.
+//! The options of RDS sockets (`setsockopt`, `getsockopt`).
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -8,8 +8,7 @@ use rustix::io::Errno;
 
 use crate::socket::{Socket, errno};
 
-// These numbers come from `linux/rds.h`; `calls` handles the options that contain addresses of
-// memory.
+// These numbers come from `linux/rds.h`. `calls` handles the options whose values contain addresses of memory.
 const RDS_CANCEL_SENT_TO: c_int = 1;
 const RDS_FREE_MR: c_int = 3;
 const RDS_RECVERR: c_int = 5;
@@ -21,22 +20,22 @@ const RDS_TRANS_IWARP: c_int = 1;
 const RDS_TRANS_TCP: c_int = 2;
 const RDS_TRANS_NONE: c_int = -1;
 
-/// The smallest buffers that a program can set, in the unit of `getsockopt`: Linux counts payload
-/// twice.
+/// The smallest buffer sizes that a program can set, in bytes as `getsockopt` returns them. Linux doubles the value that a
+/// program sets, to include its overhead.
 const LEAST_SEND_BUFFER: usize = 4608;
 const LEAST_RECEIVE_BUFFER: usize = 2304;
 
-/// The owner of an option.
+/// Where an option is stored: by the RDS socket itself, or by the kernel with the file of the program's descriptor.
 pub(crate) enum Kept<T> {
-    /// The socket has the option.
+    /// This library stores the option; the value is the result of the call.
     Here(T),
-    /// The kernel has the option, with the program's file.
+    /// The kernel stores the option, so the call has to be made on the program's descriptor.
     WithTheFile,
 }
 
 use Kept::{Here, WithTheFile};
 
-/// Sets an option.
+/// Sets an option of an RDS socket, if this library stores it.
 ///
 /// # Errors
 /// Those of `setsockopt`.
@@ -56,7 +55,7 @@ pub(crate) fn set(
             let bytes = buffer(int(value)?, LEAST_RECEIVE_BUFFER);
             rds.set_options(|options| options.receive_buffer = bytes);
         }
-        // These options would change the file that the program polls.
+        // These options would change the file of the program's descriptor, not the RDS socket.
         (
             libc::SOL_SOCKET,
             libc::SO_PEEK_OFF
@@ -96,7 +95,7 @@ pub(crate) fn set(
     Ok(Here(()))
 }
 
-/// The value of an option.
+/// Returns the value of an option, if this library stores it.
 ///
 /// # Errors
 /// Those of `getsockopt`.
@@ -153,7 +152,7 @@ fn int(value: &[u8]) -> Result<c_int, Errno> {
     Ok(c_int::from_ne_bytes(*value))
 }
 
-/// Reads exactly `COUNT` numbers of 64 bits.
+/// Reads an option value of exactly `COUNT` 64-bit numbers.
 ///
 /// # Errors
 /// The value has another length.
@@ -165,7 +164,7 @@ pub(crate) fn words<const COUNT: usize>(value: &[u8]) -> Result<[u64; COUNT], Er
     Ok(std::array::from_fn(word))
 }
 
-// Reads an address by its length; the family field is ignored.
+// Reads a socket address. Its length decides whether it is IPv4 or IPv6; the family field is ignored.
 fn destination(value: &[u8]) -> Result<SocketAddr, Errno> {
     let (v4, v6) = (
         size_of::<libc::sockaddr_in>(),

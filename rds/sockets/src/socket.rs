@@ -1,4 +1,5 @@
-//! A socket: the calls that block, and the readiness of the program's descriptor.
+//! An RDS socket of a C program: the calls that may block, and the readiness that the kernel reports for the program's
+//! descriptor.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -12,10 +13,10 @@ use rustix::io::Errno;
 use crate::mirror::{Ends, Level, Mirror};
 use crate::signals::asleep;
 
-/// The number of calls like `poll` that have begun.
+/// The number of calls such as `poll` and `select` that this process has begun.
 static POLLS: AtomicU64 = AtomicU64::new(0);
 
-/// Counts a call like `poll` that begins: it sees the readiness that is shown now.
+/// Counts a call such as `poll` or `select` that begins. It reports the readiness that the descriptor has at this moment.
 pub(crate) fn poll_begins() {
     POLLS.fetch_add(1, Ordering::SeqCst);
 }
@@ -24,18 +25,20 @@ pub(crate) struct Socket {
     pub(crate) rds: RdsSocket,
     ends: Arc<Ends>,
     mirror: Arc<Mirror>,
-    /// The number of calls that poll for messages themselves.
+    /// The number of threads that poll for messages in a receive call. Meanwhile the descriptor need not become readable
+    /// for messages.
     receivers: AtomicUsize,
-    /// The number of the poll that sees a change of a congestion map; 0 if no poll needs to see it.
+    /// The number, as in `POLLS`, of the first call that reports a changed congestion map; 0 if there is no change to
+    /// report.
     congestion_changed: AtomicU64,
-    /// A send was refused because its destination was congested.
+    /// Whether a send was refused because its destination was congested.
     is_refused: AtomicBool,
-    /// Statuses for which the program's buffer had no room.
+    /// Statuses of operations that were received and did not fit into the program's control buffer.
     statuses: Mutex<VecDeque<RdmaStatus>>,
 }
 
 impl Socket {
-    /// Creates a socket. Returns the program's descriptor too.
+    /// Creates a socket without an address. Also returns the descriptor for the program.
     ///
     /// # Errors
     /// The process cannot open further files.
@@ -66,13 +69,14 @@ impl Socket {
         Ok((socket, descriptor))
     }
 
-    /// Releases one descriptor. If it was the last one and no call is in progress, the address is free when this returns.
+    /// Ends the use of the socket by one descriptor. If it was the last one and no call is in progress, the socket's
+    /// address is free when this returns.
     pub(crate) fn close(self: Arc<Self>) {
-        // A change that is being shown has no reference to the socket once this has the lock.
+        // Once this has the mirror's lock, no callback that updates the mirror holds a reference to the socket.
         Arc::clone(&self.mirror).quietly(|| drop(self));
     }
 
-    /// Receives either a message or notifications, of which it returns at least one and at most `most`.
+    /// Receives one message, or notifications: at least one of those and at most `most`.
     ///
     /// # Errors
     /// Those of `recvmsg`.
@@ -103,7 +107,7 @@ impl Socket {
             return Ok(Received::default());
         }
         let mut receive = |wait| match self.rds.recv_msg(room, wait, peek) {
-            // A socket without an address receives nothing yet, but another thread may bind it.
+            // A socket that is not bound receives nothing yet, but another thread may bind it during the wait.
             Err(RdsError::NotConnected(_)) => Err(Errno::AGAIN),
             received => received.map_err(errno),
         };
@@ -117,7 +121,7 @@ impl Socket {
         let _sleeping = outcome.is_err().then(Sleeping::new);
         let mut changed = 0;
         while outcome.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
-            // A change of a congestion map is nothing to receive.
+            // A changed congestion map makes the descriptor readable, but there is nothing to receive.
             changed = self
                 .congestion_changed
                 .swap(0, Ordering::SeqCst)
@@ -142,7 +146,8 @@ impl Socket {
         received
     }
 
-    /// Sends a message.
+    /// Sends a message. Blocks while there is no room or the destination is congested, unless `dont_wait` is set or the
+    /// descriptor is nonblocking.
     ///
     /// # Errors
     /// Those of `sendmsg`.
@@ -172,7 +177,8 @@ impl Socket {
         }
         let _sleeping = Sleeping::new();
         loop {
-            // Each change from here on ends the wait, so that none is missed.
+            // The descriptor becomes writable at each change from here on, which ends the wait below, so that no change is
+            // missed.
             self.mirror.show_full();
             match send(Wait::No) {
                 Err(error) if has_no_room(&error) => {}
@@ -183,8 +189,8 @@ impl Socket {
         }
     }
 
-    /// Called after a call. Stops showing the change of a congestion map, except to a program that may wait for it because a send
-    /// of it was refused; that program sees the change in a poll that begins after it.
+    /// Ends the report of a changed congestion map after a call on the socket. If a send was refused because of congestion,
+    /// the program may wait for the change, so the report stays until a `poll` has begun after the change.
     fn note_congestion(&self) {
         let changed = self.congestion_changed.load(Ordering::SeqCst);
         if changed == 0 {
@@ -192,7 +198,7 @@ impl Socket {
         }
         let is_seen = POLLS.load(Ordering::SeqCst) >= changed;
         if is_seen || !self.is_refused.load(Ordering::SeqCst) {
-            // If the map changes in the meantime, the new change is still shown.
+            // If the map has changed again in the meantime, that change is still reported.
             let _ = self.congestion_changed.compare_exchange(
                 changed,
                 0,
@@ -202,7 +208,7 @@ impl Socket {
         }
     }
 
-    /// Shows the present readiness on the program's descriptor.
+    /// Updates the program's descriptor to the present readiness of the socket.
     pub(crate) fn show(&self) {
         self.mirror.show(|| self.level());
     }
@@ -227,12 +233,12 @@ impl Socket {
     }
 }
 
-/// The error number that Linux gives.
+/// The error number that Linux returns for this error.
 pub(crate) fn errno(error: RdsError) -> Errno {
     Errno::from_raw_os_error(error.errno())
 }
 
-// Sockets of this kind report an expired timeout by another error number.
+// RDS sockets report an expired timeout as `ETIMEDOUT`, where the Unix socket of the mirror reports `EAGAIN`.
 fn timed_out(error: Errno) -> Errno {
     match error {
         Errno::AGAIN => Errno::TIMEDOUT,

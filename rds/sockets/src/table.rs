@@ -1,7 +1,8 @@
 //! The sockets of this process, by descriptor.
 //!
-//! A child of a fork inherits the descriptors of its parent's sockets but not the sockets, because their threads and connections
-//! belong to the parent. It begins with an empty table. A child that shares its parent's memory (`vfork`) changes nothing here.
+//! A child of a fork inherits the descriptors of its parent's sockets but not the sockets, because their threads and
+//! connections exist only in the parent. So it begins with an empty table. A child that shares its parent's memory
+//! (`vfork`) does not change the table.
 // The table calls `fstat` on numbers that may not be open descriptors.
 #![allow(unsafe_code)]
 
@@ -15,41 +16,43 @@ use polyverbs::provider::{MadeOnce, PerProcess};
 
 use crate::socket::Socket;
 
-/// A bit for each descriptor.
+/// One bit for each descriptor number below 65,536.
 pub(crate) type Descriptors = [AtomicU64; 1024];
 
 type Sockets = RwLock<HashMap<RawFd, Arc<Socket>>>;
 
-/// The descriptors whose calls come here, including those of the parent's sockets.
+/// The bits of the descriptors whose calls are redirected to this library. In a child of a fork they include the inherited
+/// descriptors of the parent's sockets.
 static DESCRIPTORS: MadeOnce<&'static Descriptors> = MadeOnce::new();
-/// The inode of each descriptor. Another inode means that the program has closed the descriptor by a call that is not redirected, and
-/// that the kernel has reused its number.
+/// The inode of each descriptor's file. If it has changed, the program has closed the descriptor by a call that is not
+/// redirected, and the kernel has reused its number.
 static INODES: [AtomicU64; 65_536] = [const { AtomicU64::new(0) }; 65_536];
-/// The sockets of this process.
+/// The sockets of this process, by descriptor.
 static SOCKETS: PerProcess<Sockets> = PerProcess::new(RwLock::default);
-/// The process that this memory belongs to.
+/// The process ID of the process that this memory belongs to.
 static PROCESS: PerProcess<u32> = PerProcess::new(std::process::id);
 
-/// Stores the bits, which are set and cleared from now on.
+/// Stores the bit array, whose bits this module sets and clears from now on.
 pub(crate) fn start(descriptors: &'static Descriptors) {
     DESCRIPTORS.get_or_make(|| descriptors);
-    // A child of `vfork` must find the number of its parent.
+    // Read now, so that a child of `vfork` finds the process ID of its parent.
     let _ = *PROCESS;
 }
 
-/// Whether the memory belongs to this process, and not to a parent that waits until this child runs another program.
+/// Whether the memory belongs to this process. False in a child of `vfork`, which shares the memory of its waiting parent.
 pub(crate) fn is_own() -> bool {
     *PROCESS == std::process::id()
 }
 
-/// Enters a socket under a descriptor. Returns `false` if the table has no place for this number.
+/// Adds a descriptor of a socket to the table. Returns `false` if the number is too large for the table or not an open
+/// descriptor.
 pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
     let (Some((word, bit)), Some(inode)) = (place(descriptor), inode(descriptor)) else {
         return false;
     };
     INODES[descriptor as usize].store(inode, Ordering::SeqCst);
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
-    // The program has closed the old descriptor by a call that is not redirected.
+    // An old entry is that of a descriptor which the program has closed by a call that is not redirected.
     let closed = all.insert(descriptor, socket);
     word.fetch_or(bit, Ordering::SeqCst);
     drop(all);
@@ -57,8 +60,8 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
     true
 }
 
-/// Whether a descriptor is still the socket that [`insert`] has entered. If not, clears its bit, so that calls on it are
-/// forwarded to the C library. Takes no lock.
+/// Whether a descriptor still is the socket that [`insert`] has added. If not, clears its bit, so that later calls on it go
+/// to the C library directly. Takes no lock.
 pub(crate) fn is_there(descriptor: RawFd) -> bool {
     let Some((word, bit)) = place(descriptor) else {
         return false;
@@ -77,7 +80,7 @@ fn inode(descriptor: RawFd) -> Option<u64> {
     rustix::fs::fstat(descriptor).ok().map(|file| file.st_ino)
 }
 
-/// The socket of a descriptor in this process.
+/// The socket of a descriptor; `None` if this process has none for it.
 pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
     let all = SOCKETS
         .made()?
@@ -86,7 +89,8 @@ pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
     all.get(&descriptor).cloned()
 }
 
-/// Removes a descriptor before it is closed; the socket is closed with its last descriptor.
+/// Removes a descriptor, which is about to be closed, and returns its socket. The socket is closed with the last of its
+/// descriptors.
 pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     if let Some((word, bit)) = place(descriptor) {
         word.fetch_and(!bit, Ordering::SeqCst);
@@ -96,13 +100,13 @@ pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
         .remove(&descriptor)
 }
 
-/// Whether this process has no socket.
+/// Whether the table is empty, because this process has no RDS socket.
 pub(crate) fn is_empty() -> bool {
     let all = SOCKETS.made().map(RwLock::read);
     all.is_none_or(|all| all.unwrap_or_else(PoisonError::into_inner).is_empty())
 }
 
-/// The descriptors in a range whose calls come here.
+/// The descriptors in this range whose calls are redirected to this library.
 pub(crate) fn within(range: RangeInclusive<u32>) -> impl Iterator<Item = RawFd> {
     let words = DESCRIPTORS.made().into_iter().flat_map(|all| all.iter());
     let all = words.zip(0..).flat_map(|(word, place)| {

@@ -1,21 +1,23 @@
-//! Flow control by credits: a sender has one credit for each receive that its peer has posted.
+//! Flow control by credits: each RDS header tops up the credits of its receiver, and a side may send one fragment for each
+//! receive work request that its peer has posted and advertised.
 
-/// The most credits that one header advertises.
+/// The most credits that one header can advertise: its credit field has 8 bits.
 const MOST_ADVERTISED: u32 = u8::MAX as u32;
 
-/// A message of its own advertises new receives when there are this many.
+/// The number of posted but unadvertised receives at which this side sends a message only to advertise them.
 const WORTH_A_MESSAGE: u32 = 16;
 
-/// The most credits that a peer can give: more than any peer posts, so that endless advertisements cannot overflow the count.
+/// The cap on the credits that a peer can grant: more than any peer posts, so that endless advertisements cannot overflow
+/// the count.
 const MOST: u32 = 0x3fff;
 
-/// The receives of both sides, as far as this side knows. The last credit is used only to advertise new receives, so that the two
-/// sides never wait for each other without credits.
+/// The credits of one connection in both directions, as far as this side knows them. The last credit is spent only on a
+/// header that advertises new receives; otherwise both sides could run out of credits and wait for each other forever.
 #[derive(Debug)]
 pub(crate) struct Credits {
-    /// Receives of the peer that are free for messages.
+    /// Credits for sending: receives that the peer has advertised and this side has not used yet.
     available: u32,
-    /// Own receives that were not advertised to the peer yet.
+    /// Receives that this side has posted and not yet advertised to the peer.
     posted: u32,
 }
 
@@ -35,7 +37,7 @@ impl Credits {
         self.posted += receives;
     }
 
-    /// Whether there are enough new receives for a message of their own.
+    /// Whether so many receives are unadvertised that this side should send a message only to advertise them.
     pub(crate) fn is_update_due(&self) -> bool {
         self.posted >= WORTH_A_MESSAGE
     }
@@ -44,7 +46,8 @@ impl Credits {
         self.available > u32::from(self.posted == 0)
     }
 
-    /// Uses a credit for one message. Returns the receives that its header advertises; `None` if there is no credit for it.
+    /// Spends one credit on one fragment. Returns the number of receives that its header advertises to the peer; `None` if
+    /// there is no credit to spend, so that the fragment has to wait.
     pub(crate) fn take(&mut self) -> Option<u8> {
         if !self.can_send() {
             return None;

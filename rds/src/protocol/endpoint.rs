@@ -1,4 +1,4 @@
-//! One socket: its buffers, the messages that wait to be received, and the reports for the program.
+//! One socket: its buffers, the messages that wait to be received, and the statuses and reports that wait for the program.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -9,16 +9,20 @@ use super::message::{Fragments, OperationStatus};
 /// Options of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// The most unacknowledged bytes with which a further message is sent; also the longest message.
+    /// The send buffer, in bytes: a further message is accepted while fewer bytes than this are unacknowledged. It is also
+    /// the length of the longest message.
     pub send_buffer: usize,
-    /// Bytes that may wait to be received; above that the socket's port is congested.
+    /// The receive buffer, in bytes of payload. While more bytes wait to be received, the socket's port is marked as
+    /// congested for all senders; arriving messages are still accepted.
     pub receive_buffer: usize,
-    /// Operations that fail are reported even if the program did not ask for a report.
+    /// Whether the program gets a status for each failed RDMA operation or atomic even if it did not request one for that
+    /// operation (`RDS_RECVERR`).
     pub recverr: bool,
-    /// Ports that become free are reported by their groups, see [`Received::congestion`](crate::Received::congestion).
+    /// Whether the program is notified when a port to which it could not send is no longer congested; ports are reported in
+    /// 64 groups, see [`Received::congestion`](crate::Received::congestion) (`RDS_CONG_MONITOR`).
     pub congestion_monitor: bool,
-    /// How long a program that cancels messages or closes the socket waits for a peer to complete a posted request. After that
-    /// time the connection to the peer ends.
+    /// How long a cancel or close of the socket waits for a posted work request of its messages to complete. When it has
+    /// passed, the connection to that peer is torn down, which flushes the request.
     pub patience: Duration,
 }
 
@@ -35,10 +39,10 @@ impl Default for SocketOptions {
     }
 }
 
-/// The outcome of an operation.
+/// The outcome of an RDMA operation or atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaStatus {
-    /// The name that the program gave the operation.
+    /// The token by which the program identifies the operation.
     pub user_token: u64,
     /// The outcome.
     pub status: OperationStatus,
@@ -53,7 +57,8 @@ pub struct Queued<F> {
     pub length: u32,
     /// The payload.
     pub fragments: Fragments<F>,
-    /// The cookie of memory of the sender: a key and an offset.
+    /// The cookie that came with the message: the key and the offset of memory that the sender has registered for RDMA.
+    /// `None` if the message carried none.
     pub cookie: Option<u64>,
 }
 
@@ -62,9 +67,10 @@ pub struct Queued<F> {
 pub struct Readiness {
     /// A message, a status or a congestion update can be received.
     pub readable: bool,
-    /// A further message can be sent, unless its destination is congested.
+    /// The send buffer has room, so that a further message can be sent unless its destination is congested.
     pub writable: bool,
-    /// A congestion map has arrived since the previous call, and the socket has no congestion monitor.
+    /// A congestion map has arrived since the previous call, so that a destination may no longer be congested. Always false
+    /// if the socket has a congestion monitor.
     pub congestion_changed: bool,
 }
 
@@ -75,17 +81,19 @@ pub(crate) struct Endpoint<F> {
     pub(crate) sent: usize,
     pub(crate) received: usize,
     pub(crate) is_congested: bool,
-    /// The leader, which peers connect to, knows of the socket.
+    /// The leader, the process of this address that peers connect to, knows that this process has the socket's port. Always
+    /// true in the leader.
     pub(crate) is_announced: bool,
-    /// The number of messages that were given up and not reported yet.
+    /// The number of messages that were given up without an acknowledgement and not yet reported to the program.
     pub(crate) undelivered: u64,
     queue: VecDeque<Queued<F>>,
     statuses: VecDeque<RdmaStatus>,
-    /// Groups of ports to which the program could not send because of congestion.
+    /// A bit for each group of ports to which a send was refused because of congestion, and which has not become free
+    /// since.
     waits_for: u64,
-    /// The groups among them that became free.
+    /// A bit for each group of which a port became free and which was not yet reported to the program.
     freed: u64,
-    /// The number of congestion maps that had arrived when readiness was read last.
+    /// The host's count of congestion changes when the program last read the readiness.
     generation: u64,
 }
 
@@ -111,7 +119,8 @@ impl<F> Endpoint<F> {
         self.queue.iter()
     }
 
-    /// The *old* total counts: the last message may exceed the buffer, and a socket that cannot send has a full one.
+    /// Whether a further message is accepted. Only the bytes that are already unacknowledged count, so that the last
+    /// message may exceed the buffer, as on Linux.
     pub(crate) fn has_room(&self) -> bool {
         self.sent < self.options.send_buffer
     }
@@ -136,7 +145,8 @@ impl<F> Endpoint<F> {
         }
     }
 
-    /// Notes that ports of these groups became free. Returns whether the program waits for one.
+    /// Notes that ports of these groups are no longer congested. Returns whether there is a group to report to the program:
+    /// one to which a send of the program was refused.
     pub(crate) fn ports_freed(&mut self, groups: u64) -> bool {
         self.freed |= self.waits_for & groups;
         self.waits_for &= !groups;
@@ -172,7 +182,8 @@ impl<F> Endpoint<F> {
         (freed != 0).then_some(freed)
     }
 
-    /// Whether congestion has begun or ended: it begins above the size of the buffer and ends below half of it.
+    /// Updates whether the port is congested: congestion begins above the size of the receive buffer and ends below half of
+    /// it. Returns whether this has changed.
     pub(crate) fn congestion_changes(&mut self) -> bool {
         let buffer = self.options.receive_buffer;
         let is_congested = match self.is_congested {
@@ -183,7 +194,7 @@ impl<F> Endpoint<F> {
     }
 }
 
-/// The bit of a port in the 64 groups of the congestion monitor.
+/// The group of a port for the congestion monitor, as a bit: ports are reported in 64 groups, by the port modulo 64.
 pub(crate) const fn group(port: u16) -> u64 {
     1 << (port % 64)
 }

@@ -1,4 +1,4 @@
-//! One local address: its sockets by port, its paths by peer, and congestion on both sides.
+//! One local address: its sockets by port, its paths by peer, and the congestion of local and remote ports.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -18,52 +18,59 @@ use super::message::{
 };
 use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 
-/// The minor versions of major version 4 that the host speaks: bits for 0 and 1.
+/// The minor versions of RDS protocol version 4 that this side accepts, as a bit mask: 4.0 and 4.1.
 const MINORS: u16 = 3;
 
-/// A member announces a port with this value in the extension that otherwise carries the number of paths.
+/// The value by which a member, a process that is not the leader, announces a port to the leader. It goes in the header
+/// extension that otherwise carries the number of paths.
 const HAS_PORT: u16 = 1;
 
 /// The mask of all 64 groups of ports.
 const ALL_GROUPS: u64 = u64::MAX;
 
-/// The most accepted requests whose peers have not completed the connection, and the most of one peer. One more replaces the oldest.
+/// The most accepted connection requests whose peers have not yet completed the connection: in total, and of one peer.
+/// Above that, a new request replaces the oldest.
 const MOST_ARRIVALS: usize = 64;
 const MOST_ARRIVALS_OF_ONE: usize = 16;
 
-/// The most peers that requests can add. One more replaces the idle peer that was used least recently.
+/// The size of the table of peers at which a new peer replaces the idle one that was used least recently. A connection
+/// request is refused if no peer is idle.
 const MOST_PEERS: usize = 1024;
 
-/// How often a path without a connection checks whether its peer still has one to complete.
+/// How often a path without a connection checks whether a connection that its peer has requested, and this side has
+/// accepted, is still being completed. Until then it requests none itself.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How often the host asks for the owner of a port that messages wait for, and for how long.
+/// How often the leader, the process that peers connect to, asks its driver which process of the address has a port, and
+/// how long it keeps the messages for that port meanwhile.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 const WAIT_FOR_OWNER: Duration = Duration::from_secs(10);
 
-/// The limits of a host.
+/// The limits of a [`Host`], per path where a limit says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLimits {
-    /// Requests that the send queue of a path holds.
+    /// The send work requests that the send queue of one path's QP holds.
     pub send_requests: u32,
-    /// Receives that a path posts when its connection is made.
+    /// The receives that a path posts when its connection is established.
     pub first_receives: u32,
-    /// The most receives that a path posts.
+    /// The most receives that a path keeps posted: a busy path posts more than at first, up to this number.
     pub receives: u32,
-    /// The most bytes of memory for messages that wait in sockets or to be forwarded.
+    /// The most bytes of memory for messages that wait in sockets or to be forwarded. Above that, an arriving message ends
+    /// the connection, so that the peer retransmits it later.
     pub max_memory: usize,
-    /// Whether connections use credits.
+    /// Whether connections use flow control by credits.
     pub flow_control: FlowControl,
 }
 
-/// Whether a host's connections have flow control by credits.
+/// Whether connections use flow control by credits, where a side sends only as many fragments as its peer has posted
+/// receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowControl {
-    /// If the peer asks for it.
+    /// A connection has flow control only if the peer requests it.
     Accepted,
-    /// If the peer supports it: this side asks.
+    /// This side requests flow control, and connects without it if the peer does not answer with credits.
     Asked,
-    /// Always: a peer that does not support it is refused.
+    /// This side requests flow control, and refuses or ends a connection whose peer does not support it.
     Required,
 }
 
@@ -82,13 +89,13 @@ impl Default for HostLimits {
 /// Why a socket cannot have a port.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PortError {
-    /// Another socket has the port.
+    /// Another socket of this process has the port.
     #[error("port {0} is in use")]
     InUse(u16),
-    /// The port is reserved for probes.
+    /// Port 1 is reserved for the messages that hosts exchange about themselves.
     #[error("port 1 is reserved")]
     Reserved,
-    /// All ports are in use.
+    /// Port 0, any free port, was requested and sockets have all of them.
     #[error("every port is in use")]
     Exhausted,
 }
@@ -96,15 +103,15 @@ pub enum PortError {
 /// Why a message cannot be sent now.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Refused {
-    /// The unacknowledged bytes fill the send buffer.
+    /// The unacknowledged bytes of the socket fill its send buffer.
     #[error("the send buffer is full")]
     NoRoom,
-    /// More bytes wait at the receiver than its receive buffer allows.
+    /// The receiver has marked the destination port as congested: more bytes wait there than its receive buffer allows.
     #[error("the destination is congested")]
     Congested,
 }
 
-/// A message to send.
+/// A message that a socket sends.
 #[derive(Debug)]
 pub struct Outbound<F, O> {
     /// The destination.
@@ -113,9 +120,9 @@ pub struct Outbound<F, O> {
     pub length: u32,
     /// The payload.
     pub fragments: Fragments<F>,
-    /// An operation that is posted before the message.
+    /// An RDMA operation or atomic on the peer's memory, which is posted before the message; `None` for none.
     pub attached: Option<Attached<O>>,
-    /// The cookie of own memory that the message carries to the peer.
+    /// The cookie, key and offset of memory of this process, that the message carries to the peer; `None` for none.
     pub cookie: Option<u64>,
 }
 
@@ -124,77 +131,83 @@ pub struct Outbound<F, O> {
 pub enum Inbound<F> {
     /// A message.
     Message(Queued<F>),
-    /// The outcome of operations.
+    /// The outcomes of RDMA operations and atomics of this socket.
     Statuses(Vec<RdmaStatus>),
-    /// Groups of ports that became free.
+    /// The groups of ports that are no longer congested, as a bit mask by the port modulo 64.
     Congestion(u64),
 }
 
-/// The role of a host among the processes at its address.
+/// The role of this process among the processes that have sockets at the same address. Only one of them can listen on the
+/// RDS port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The process that peers connect to. It forwards the messages of the others.
+    /// The process that peers connect to. It forwards the messages between peers and the other processes of the address,
+    /// its members.
     Leader,
-    /// Another process, which reaches its peers through the leader. The number identifies it there.
+    /// A process that reaches its peers through the leader. The number is the port on which it listens for connections from
+    /// the leader.
     Member(u16),
 }
 
-/// An action that a host asks its driver for.
+/// An action that a [`Host`] asks its driver to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Request a connection. The driver answers with [`Host::handle_connected`] or [`Host::handle_gone`].
+    /// Request a connection for a path. The driver answers with [`Host::handle_connected`] or [`Host::handle_gone`].
     Connect {
-        /// The path.
+        /// The path that needs the connection.
         path: PathId,
-        /// The process to connect to: one of the peer's host, or one at the own address.
+        /// The process to connect to: the peer's, or another one at the own address.
         to: Process,
-        /// The private data of the request.
+        /// The private data of the connection request.
         data: ConnectData,
     },
-    /// End the connection and destroy its queue pair. The driver answers with [`Host::handle_gone`].
+    /// End the connection of the path and destroy its queue pair. The driver answers with [`Host::handle_gone`].
     End(PathId),
-    /// Abandon an accepted request. The host expects no answer.
+    /// Abandon the connection of an accepted request, because no path needs it. No call of the driver follows.
     Withdraw(ArrivalId),
-    /// Give the connection of an accepted request to the path. The driver answers with [`Host::handle_connected`] and the peer's
-    /// private data.
+    /// Use the connection of an accepted request for the path, whose previous connection has ended. The driver answers with
+    /// [`Host::handle_connected`].
     Adopt {
-        /// The path.
+        /// The path that gets the connection.
         path: PathId,
-        /// The request.
+        /// The accepted request.
         arrival: ArrivalId,
-        /// The private data of the peer.
+        /// The private data of the peer, which the driver passes to [`Host::handle_connected`].
         told: ConnectData,
     },
-    /// Find out whether another process has this port. The driver answers with [`Host::handle_port_free`] if none has.
+    /// Find out whether another process at the own address has this port. The driver answers with
+    /// [`Host::handle_port_free`] if none has; a process that has it announces it by itself.
     FindOwner(u16),
-    /// Notify the socket, whose readiness may have changed.
+    /// Wake the waiters of this socket, because its readiness may have changed.
     Wake(SocketId),
-    /// A peer has used this key of the socket.
+    /// A peer has reported that it used memory of this socket by RDMA; memory that was registered for a single use can be
+    /// freed.
     Used {
-        /// The socket.
+        /// The socket that registered the memory.
         socket: SocketId,
-        /// The key.
+        /// The key of the memory.
         rkey: u32,
     },
 }
 
-/// The process to connect to.
+/// The process that a path is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Process {
-    /// A process of the peer's host.
+    /// The process that listens on the peer's RDS port.
     Peer,
-    /// The leader at the own address.
+    /// The leader at the own address: the process that peers connect to, and that forwards messages of the others.
     Leader,
-    /// A member at the own address, with its port.
+    /// Another process at the own address, a member, by the port on which it listens for connections from the leader.
     Member(u16),
 }
 
-/// The answer to a connection request.
+/// The answer to a connection request, which the driver carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Accept the request.
     Accept {
-        /// Identifies the request. The driver answers with [`Host::handle_accepted`] or [`Host::handle_withdrawn`].
+        /// Identifies the request. When the peer completes the connection, the driver calls [`Host::handle_accepted`]; if
+        /// it does not, [`Host::handle_withdrawn`].
         arrival: ArrivalId,
         /// The private data of the reply.
         data: ConnectData,
@@ -203,22 +216,25 @@ pub enum Answer {
     Refuse,
 }
 
-/// A request for a connection that was accepted. It does not affect the path before the peer has completed the connection, because the
-/// source of a request can be forged.
+/// Identifies an accepted connection request. The request does not affect the path to its peer until the peer has completed
+/// the connection, because the source of a request can be forged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArrivalId(u64);
 
-/// A message for a port that no process has announced.
+/// A message that the leader, the process that peers connect to, keeps because no process of the address has announced the
+/// port that the message is for.
 #[derive(Debug)]
 struct Parked<F, O> {
     address: IpAddr,
     message: Message<F, O>,
 }
 
-/// The messages that wait for the owner of one port.
+/// The messages that the leader, the process that peers connect to, keeps until it learns which process of the address has
+/// one port.
 #[derive(Debug)]
 struct Waiting<F, O> {
-    /// When they are dropped; `None` until the first timeout.
+    /// When the leader drops these messages, if no process has announced the port; `None` until the first call of
+    /// `handle_timeout`, which supplies the time.
     until: Option<Duration>,
     asks_at: Duration,
     messages: Vec<Parked<F, O>>,
@@ -227,71 +243,80 @@ struct Waiting<F, O> {
 #[derive(Debug)]
 struct Peer<F, O> {
     address: IpAddr,
-    /// Only in paths of a leader: the member that reaches `address` through it.
+    /// Only in the leader, the process that peers connect to: the other process (member) whose messages with `address` go
+    /// over this path. `None` for the path to `address` itself, which carries the messages of all processes.
     member: Option<u16>,
     path: Path<F, O>,
     map: CongestionMap,
-    /// Only in paths to members: congested ports of the member.
+    /// Only in the leader's paths to members, the other processes of its address: the congested ports of the member.
     member_map: CongestionMap,
-    /// No process listens where the last connection was requested.
+    /// No process was listening at the address and port of the last connection request.
     is_absent: bool,
-    /// Requests whose completion a program waits for in a cancel or a close, each with the time when the connection ends otherwise.
+    /// The work requests that a cancel or close waits for, each with its number and the time at which this side ends the
+    /// connection if the request has not completed.
     awaited: Vec<(u64, Duration)>,
-    /// A socket waits until one of the peer's ports becomes free.
+    /// A socket could not send because of congestion and waits for the peer's next congestion map, so that the path has to
+    /// stay connected.
     is_asked: bool,
-    /// The leader through which the path was connected last.
+    /// The number ([`ConnectData::member`]) of the leader, the process at the own address through which the path was
+    /// connected last; `None` if the path never was connected.
     leader: Option<u16>,
-    /// A connection that replaces the present one as soon as the present one has ended.
+    /// A connection that the peer has completed while the path still had one; the path adopts it as soon as the old one has
+    /// ended.
     successor: Option<(ArrivalId, ConnectData)>,
-    /// The peer's sequence number of the last message that was delivered to a socket of this process, through any leader.
+    /// The peer's sequence number of the last message that was delivered to a socket of this process, directly or forwarded
+    /// by any leader; `None` if there was none. A retransmitted message up to it is a duplicate.
     delivered: Option<u64>,
-    /// The incarnation of the peer's host whose messages `delivered` counts; 0 if the host sends none.
+    /// The incarnation of the peer whose messages `delivered` counts; 0 if the peer sends no incarnation.
     generation: u32,
-    /// Only in paths of a leader to members: the generation of the peer that the leader last sent to the member.
+    /// Only in the leader's paths to members, the other processes of its address: the peer's incarnation that the leader
+    /// last sent to the member.
     told_generation: u32,
-    /// The value of `ends` when the last connection of the path ended.
+    /// The value of [`Host`]'s counter `ends` when the last connection of the path ended, by which the least recently used
+    /// peer is found.
     used: u64,
-    /// The version that the next request proposes.
+    /// The protocol version that the next connection request proposes.
     version: Version,
     is_ready: bool,
 }
 
-/// An accepted request.
+/// What the host remembers of an accepted connection request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
-    /// The peer, and the member that reaches it through this host.
+    /// The peer's address and, in the leader, the other process of its address that reaches the peer through it; together
+    /// they select the path.
     key: (IpAddr, Option<u16>),
-    /// The random number that the peer's host chose at its start.
+    /// The random number that the requesting process chose when it started.
     incarnation: u32,
 }
 
-/// Event counters, with the names that `rds-info` uses.
+/// Event counters of one host, with the names that `rds-info` uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Connections that ended.
+    /// Connections and connection attempts that ended.
     pub conn_reset: u64,
-    /// Fragments whose header was not valid.
+    /// Fragments that were dropped because their header was invalid or its checksum wrong.
     pub recv_drop_bad_checksum: u64,
-    /// Messages for a port that no socket has.
+    /// Messages that were dropped because no socket has their destination port.
     pub recv_drop_no_sock: u64,
-    /// Messages that were queued for a socket.
+    /// Messages that were queued for a socket to receive.
     pub recv_queued: u64,
-    /// Messages that a program has received.
+    /// Messages that programs have received.
     pub recv_delivered: u64,
-    /// Sends that found the send buffer full.
+    /// Sends that were refused because the send buffer was full.
     pub send_queue_full: u64,
-    /// Messages that a program has sent.
+    /// Messages that programs have sent.
     pub send_queued: u64,
-    /// Congestion maps that were queued for sending.
+    /// Congestion maps that were queued to be sent to peers.
     pub cong_update_queued: u64,
-    /// Congestion maps that arrived.
+    /// Congestion maps that arrived from peers.
     pub cong_update_received: u64,
-    /// Sends that found their destination congested.
+    /// Sends that were refused because their destination was congested.
     pub cong_send_error: u64,
 }
 
 impl Counters {
-    /// Each counter with its name.
+    /// The counters, each with the name that `rds-info` prints.
     pub fn by_name(&self) -> [(&'static str, u64); 10] {
         [
             ("conn_reset", self.conn_reset),
@@ -308,31 +333,34 @@ impl Counters {
     }
 }
 
-/// The observable state of a path.
+/// The observable state of a path, the messages and the connection between this host and one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
-    /// The peer.
+    /// The address of the peer.
     pub peer: IpAddr,
-    /// The state of the connection.
+    /// The state of the connection to the peer.
     pub state: PathState,
-    /// The sequence number of the next message to the peer.
+    /// The sequence number that the next message to the peer gets.
     pub next_transmit: u64,
-    /// The expected sequence number of the peer's next message; it is higher if the peer gives messages up.
+    /// The sequence number that is expected of the peer's next message. The peer may skip numbers of messages that it has
+    /// given up.
     pub next_receive: u64,
-    /// Messages that wait to be sent.
+    /// Messages to the peer that were not posted yet.
     pub queued: usize,
-    /// Messages that the peer has not acknowledged.
+    /// Messages that were posted at least in part and that the peer has not acknowledged.
     pub unacknowledged: usize,
 }
 
-/// The sockets and paths of one local address.
+/// The sockets and paths of one local address in this process: all state of the protocol. It does no I/O; a driver passes
+/// inputs to the `handle_` methods and carries out the actions and requests of the `poll_` methods.
 #[derive(Debug)]
 pub struct Host<F, O> {
     address: IpAddr,
     role: Role,
-    /// The number by which members distinguish one leader from the next.
+    /// The random number of this process as the leader of its address, by which the other processes distinguish it from a
+    /// previous leader.
     identity: u16,
-    /// A random number by which peers recognize that the host has restarted.
+    /// The random number by which peers recognize that this process has started anew.
     incarnation: u32,
     limits: HostLimits,
     random: SmallRng,
@@ -341,34 +369,37 @@ pub struct Host<F, O> {
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
     by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
-    /// Accepted requests, the oldest first.
+    /// Accepted connection requests that their peers have not completed yet, the oldest first.
     arrivals: BTreeMap<ArrivalId, Asked>,
     next_arrival: u64,
-    /// The number of connections that have ended.
+    /// The number of connections that have ended since the start.
     ends: u64,
-    /// The ports of members, each with its member.
+    /// Only in the leader: the ports of sockets in the other processes of its address, each with its process.
     members: FxHashMap<u16, u16>,
-    /// Messages that wait for the owner of their port, by port.
+    /// Messages whose port no process has announced, by port.
     waiting: BTreeMap<u16, Waiting<F, O>>,
-    /// Own ports that are congested.
+    /// Congested ports of this process's sockets.
     map: CongestionMap,
-    /// Congested ports of this address in all its processes.
+    /// Congested ports of this address in all its processes: the map that the leader, the process that peers connect to,
+    /// sends to peers.
     exported: CongestionMap,
-    /// Stands for the map of a peer that has not sent one.
+    /// An empty congestion map. The leader sends it to the other processes of its address in place of the map of a peer
+    /// that has not sent one.
     blank: CongestionMap,
-    /// The number of congestion maps that have arrived.
+    /// Counts the changes of congestion, so that a socket can find out whether there was one since it last checked.
     generation: u64,
     ready: VecDeque<PathId>,
     actions: VecDeque<Action>,
-    /// Bytes of memory for messages that wait in sockets or to be forwarded.
+    /// Bytes of memory of the messages that wait in sockets or to be forwarded.
     held: usize,
-    /// The sequence number of the first message of a path.
+    /// The sequence number of the first message of each new path.
     first_sequence: u64,
     counters: Counters,
 }
 
 impl<F: Fragment, O: Operation> Peer<F, O> {
-    /// Notes the generation of the peer's host that its messages belong to from now on.
+    /// Notes the incarnation of the peer that sent the messages which arrive from now on. If the peer has restarted, its
+    /// sequence numbers begin anew, so `delivered` is forgotten.
     fn note_generation(&mut self, generation: u32) {
         let known = std::mem::replace(&mut self.generation, generation);
         if known != 0 && known != generation {
@@ -376,7 +407,8 @@ impl<F: Fragment, O: Operation> Peer<F, O> {
         }
     }
 
-    /// The deadline of the first awaited request.
+    /// When this side ends the connection because a request that a cancel or close waits for has not completed; `None` if
+    /// none is outstanding.
     fn completion_due(&self) -> Option<Duration> {
         let completed = self.path.completed();
         let awaited = self.awaited.iter();
@@ -386,7 +418,8 @@ impl<F: Fragment, O: Operation> Peer<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Host<F, O> {
-    /// The host of a local address. `seed` determines the ports and waits that it chooses at random.
+    /// A host of this local address, without sockets, which takes the process for the leader of its address. `seed`
+    /// determines the ports and waiting times that it chooses at random.
     pub fn new(address: IpAddr, limits: HostLimits, seed: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         Self {
@@ -418,18 +451,18 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Sets the sequence number of the first message of each new path. Linux remembers the numbers of the host that had the address before,
-    /// and drops a retransmitted message with a lower number as a duplicate.
+    /// Sets the sequence number of the first message of each new path. Linux remembers the numbers of the process that had
+    /// the address before, and drops a retransmitted message with a lower number as a duplicate.
     pub fn number_from(&mut self, first: u64) {
         self.first_sequence = first;
     }
 
-    /// The limits of the host.
+    /// The limits that the host was created with.
     pub fn limits(&self) -> &HostLimits {
         &self.limits
     }
 
-    /// The paths of the host and their state.
+    /// The paths of this host, each with its state.
     pub fn paths(&self) -> impl Iterator<Item = PathInfo> + '_ {
         self.peers.iter().map(|peer| {
             let [queued, unacknowledged] = peer.path.messages();
@@ -444,7 +477,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         })
     }
 
-    /// The peers that have not acknowledged all messages of a socket.
+    /// The addresses of the peers that have not acknowledged all messages of this socket.
     pub fn unacknowledged(&self, socket: SocketId) -> impl Iterator<Item = IpAddr> + '_ {
         let owing = self.peers.iter().filter(move |peer| peer.path.owes(socket));
         let waiting = self.waiting.values().flat_map(|waiting| &waiting.messages);
@@ -453,7 +486,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         owing.map(|peer| peer.address).chain(own)
     }
 
-    /// Acknowledges to all peers everything that has arrived.
+    /// Has each path acknowledge all messages that have arrived on it, in messages of their own if need be.
     pub fn acknowledge_all(&mut self) {
         for number in 0..self.peers.len() {
             self.peers[number].path.acknowledge_now();
@@ -461,18 +494,21 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The random number by which peers and members recognize that the host has restarted.
+    /// The random number, chosen at the start, by which peers and the other processes of the address recognize that this
+    /// process has started anew.
     pub fn incarnation(&self) -> u32 {
         self.incarnation
     }
 
-    /// The role of the host.
+    /// Whether this process is the leader of its address, which peers connect to, or a member, which sends through the
+    /// leader.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Makes this process a leader or a member. A process that becomes the leader has no paths, or was a member: then its paths go to
-    /// its peers directly from now on. Unacknowledged messages that its sockets have sent through the old leader count as undelivered.
+    /// Makes this process the leader of its address or a member. It becomes the leader before it has paths, or takes over
+    /// from a leader that has ended: then its paths go to its peers directly from now on, and unacknowledged messages that
+    /// its sockets have sent through the old leader count as undelivered.
     pub fn set_role(&mut self, role: Role) {
         self.role = role;
         if role == Role::Leader
@@ -488,17 +524,18 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The address of the host.
+    /// The local address of the host.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The event counters.
+    /// The current values of the event counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Returns the port if it is free here; for port 0 any port that is free here.
+    /// Checks that no socket of this process has the port, and returns it; for port 0 returns a free port. Does not reserve
+    /// the port.
     ///
     /// # Errors
     /// Those of [`bind`](Self::bind).
@@ -511,10 +548,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Binds a socket to this port; for port 0 a free port is chosen.
+    /// Creates a socket at this port; for port 0 a free port is chosen. Returns the socket and its port.
     ///
     /// # Errors
-    /// The port is in use or reserved, or every port is in use.
+    /// Another socket has the port, the port is reserved, or every port is in use.
     pub fn bind(
         &mut self,
         port: u16,
@@ -526,13 +563,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let endpoint = Endpoint::new(port, options, self.generation);
         self.sockets.insert(id, endpoint);
         self.by_port.insert(port, id);
-        // A late announcement may have come from a member that had the port before.
+        // The leader may hold an outdated announcement of a member that had the port before.
         self.members.remove(&port);
         self.announce(id);
         Ok((id, port))
     }
 
-    /// Announces a socket to the leader.
+    /// Announces a socket's port to the leader, the process that peers connect to, which then forwards messages for the
+    /// port to this process. In the leader itself no message is sent.
     fn announce(&mut self, id: SocketId) {
         let Some(endpoint) = self.sockets.get_mut(&id) else {
             return;
@@ -550,13 +588,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.enqueue(self.address, None, announcement);
     }
 
-    /// Whether messages for a socket reach it.
+    /// Whether messages of peers reach the socket. In a process that is not the leader of its address, they do once the
+    /// leader has acknowledged the announcement of the socket's port.
     pub fn is_announced(&self, socket: SocketId) -> bool {
         let endpoint = self.sockets.get(&socket);
         endpoint.is_some_and(|endpoint| endpoint.is_announced)
     }
 
-    /// Queues a message on a path, which is connected if it is not.
+    /// Queues a message on the path to `address`, and requests a connection for the path if it has none.
     fn enqueue(&mut self, address: IpAddr, member: Option<u16>, message: Message<F, O>) {
         let path = self.path_to(address, member);
         self.path_mut(path).enqueue(message);
@@ -583,8 +622,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         ports.find(|port| !self.by_port.contains_key(port))
     }
 
-    /// Closes a socket: gives up its unacknowledged messages and drops those that wait to be received. Returns the requests that
-    /// have to complete before the memory of its operations is free, as [`cancel`](Self::cancel) does.
+    /// Closes a socket: gives up its unacknowledged messages and drops those that wait to be received. Returns the work
+    /// requests that have to complete before the memory of its operations can be reused, as [`cancel`](Self::cancel) does.
     pub fn close(&mut self, now: Duration, socket: SocketId) -> Vec<(PathId, u64)> {
         let pending = self.cancel(now, socket, None);
         if let Some(endpoint) = self.sockets.remove(&socket) {
@@ -606,26 +645,27 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         pending
     }
 
-    /// The options of a socket, for changes.
+    /// Access to the options of a socket for changes; `None` if there is no such socket.
     pub fn options_mut(&mut self, socket: SocketId) -> Option<&mut SocketOptions> {
         let endpoint = self.sockets.get_mut(&socket)?;
         Some(&mut endpoint.options)
     }
 
-    /// The state that `poll` reports for a socket.
+    /// The readiness of a socket for `poll`. Calling it consumes the report of changed congestion.
     pub fn readiness(&mut self, socket: SocketId) -> Readiness {
         let generation = self.generation;
         let endpoint = self.sockets.get_mut(&socket);
         endpoint.map_or_else(Readiness::default, |one| one.readiness(generation))
     }
 
-    /// The length of the next message in bytes; `None` if there is none.
+    /// The length of the next message that the socket receives, in bytes; `None` if none waits.
     pub fn next_length(&self, socket: SocketId) -> Option<u32> {
         let message = self.sockets.get(&socket)?.front()?;
         Some(message.length)
     }
 
-    /// Checks whether a message can be sent now.
+    /// Checks whether the socket can send a message to this destination now. If the destination is congested, the
+    /// congestion monitor will report when it is no longer.
     ///
     /// # Errors
     /// The destination is congested, or the send buffer is full.
@@ -653,7 +693,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         Ok(())
     }
 
-    /// Sends a message.
+    /// Queues a message to its destination, or delivers it at once if the destination is a socket of this process.
     ///
     /// # Errors
     /// Those of [`may_send`](Self::may_send); the message is returned.
@@ -720,7 +760,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         Ok(())
     }
 
-    /// Keeps a message until a process announces its port, or the port turns out to be free.
+    /// In the leader, the process that peers connect to: keeps a message until another process of the address announces its
+    /// port or the port turns out to be free.
     fn park(&mut self, address: IpAddr, mut message: Message<F, O>) {
         // The leader does not have the socket of this message: it is acknowledged only once another process has it.
         message.is_ack_required = true;
@@ -736,7 +777,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         waiting.messages.push(Parked { address, message });
     }
 
-    /// No process has the port: drops the messages that wait for it.
+    /// Drops the messages that wait for the process that has this port, because the driver found out that no process has
+    /// it.
     pub fn handle_port_free(&mut self, port: u16) {
         let Some(waiting) = self.waiting.remove(&port) else {
             return;
@@ -752,7 +794,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A member has the port: sends it the messages that wait, before any later one.
+    /// In the leader, the process that peers connect to: notes that another process of the address, `member`, has this
+    /// port, and sends it the messages that wait for the port, before any later one.
     fn handle_owner(&mut self, port: u16, member: u16) {
         self.members.insert(port, member);
         let waiting = self.waiting.remove(&port);
@@ -762,7 +805,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Queues a message for a member. If the peer's host has restarted, a message before it reports that to the member.
+    /// In the leader, the process that peers connect to: queues a message for another process of the address. If the peer
+    /// that sent the message has restarted, queues a report of its new incarnation first, so that the process accepts
+    /// sequence numbers that begin anew.
     fn enqueue_for_member(&mut self, address: IpAddr, member: u16, message: Message<F, O>) {
         let peer = self.by_address.get(&(address, None));
         let generation = peer.map_or(0, |peer| self.peers[peer.index()].generation);
@@ -778,7 +823,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.enqueue(address, Some(member), message);
     }
 
-    /// Asks the other processes at this address to acknowledge the messages that were sent to them.
+    /// Asks the other processes at this address to acknowledge the messages that were sent to them, by an empty message
+    /// that requires an acknowledgement.
     fn ask_others(&mut self) {
         for number in 0..self.peers.len() {
             let Peer {
@@ -824,8 +870,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// Reports that ports of this address became congested or free: to every peer, and to every own socket, because it may send
-    /// to them.
+    /// Reports that ports of this address became congested or free: to every peer by a new congestion map, and to the
+    /// sockets of this process, because they may send to those ports.
     fn tell_congestion(&mut self) {
         self.exported = self.map.clone();
         for peer in self.peers.iter().filter(|peer| peer.member.is_some()) {
@@ -859,8 +905,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Takes what a socket receives next: at most `most_statuses` statuses and freed ports come before messages.
-    /// [`peek`](Self::peek) leaves a message in the queue.
+    /// Takes the next item that a socket receives: first up to `most_statuses` statuses of operations, then ports that are
+    /// no longer congested, then one message. `None` if there is nothing. [`peek`](Self::peek) leaves a message in the
+    /// queue.
     pub fn receive(&mut self, socket: SocketId, most_statuses: usize) -> Option<Inbound<F>> {
         let endpoint = self.sockets.get_mut(&socket)?;
         let statuses = endpoint.take_statuses(most_statuses);
@@ -877,20 +924,21 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         Some(Inbound::Message(message))
     }
 
-    /// The number of messages of a socket that were given up since the last call. Each may have arrived or not.
+    /// Takes the number of the socket's messages that were given up without an acknowledgement since the last call. Each of
+    /// them may or may not have arrived.
     pub fn take_undelivered(&mut self, socket: SocketId) -> u64 {
         let endpoint = self.sockets.get_mut(&socket);
         endpoint.map_or(0, |endpoint| std::mem::take(&mut endpoint.undelivered))
     }
 
-    /// The next message, which stays in the queue.
+    /// The next message that the socket receives, which stays in the queue; `None` if none waits.
     pub fn peek(&self, socket: SocketId) -> Option<&Queued<F>> {
         self.sockets.get(&socket)?.front()
     }
 
-    /// Gives up the unacknowledged messages of a socket to a destination, or to all. Returns the path and the number of each
-    /// request that has to complete before the memory of operations is free. A connection ends if its requests have not completed
-    /// after the socket's [`patience`](SocketOptions::patience).
+    /// Gives up the unacknowledged messages of a socket to one destination, or to all if `to` is `None`. Returns the path
+    /// and the number of each work request that has to complete before the memory of operations can be reused. The host
+    /// ends a connection whose requests have not completed after the socket's [`patience`](SocketOptions::patience).
     pub fn cancel(
         &mut self,
         now: Duration,
@@ -931,18 +979,18 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The number of the attempt to connect a path, if one is in progress.
+    /// The number of the current attempt to connect the path; `None` if no attempt is in progress.
     pub fn attempt(&self, path: PathId) -> Option<u32> {
         let path = self.path(path);
         (path.state == PathState::Connecting).then_some(path.epoch)
     }
 
-    /// Whether a path is connected, or is connecting.
+    /// Whether the path is connected or an attempt to connect it is in progress.
     pub fn is_connected(&self, path: PathId) -> bool {
         matches!(self.path(path).state, PathState::Up | PathState::Connecting)
     }
 
-    /// Whether the requests of a path up to this one are complete.
+    /// Whether the work requests of the path are complete up to the one with this number.
     pub fn is_completed(&self, path: PathId, request: u64) -> bool {
         self.path(path).completed() >= request
     }
@@ -965,7 +1013,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         };
         let epoch = idle.map_or(0, |idle| self.path(idle).epoch + 1);
         let mut path = Path::new(self.limits.send_requests, self.first_sequence, epoch);
-        // The peer answers the pings of a member, so the leader forwards them.
+        // The peer itself answers the pings of a member, so the leader forwards them.
         path.answers_pings = member.is_none();
         let peer = Peer {
             address,
@@ -997,7 +1045,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         number
     }
 
-    /// The idle peer that was used least recently.
+    /// The idle peer whose last connection ended the longest ago; `None` if no peer is idle.
     fn longest_idle(&self) -> Option<PathId> {
         let peers = (0..).map(PathId).zip(&self.peers);
         let idle = peers.filter(|(_, peer)| {
@@ -1015,20 +1063,22 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Takes a path that may have something to post.
+    /// Takes a path that may have work requests to post; `None` if there is none. The driver then calls
+    /// [`poll_transmit`](Self::poll_transmit) for it until that returns `None`.
     pub fn next_ready(&mut self) -> Option<PathId> {
         let path = self.ready.pop_front()?;
         self.peers[path.index()].is_ready = false;
         Some(path)
     }
 
-    /// The request that a path wants to post next.
+    /// The next work request that the driver has to post on the path's QP; `None` if the path has nothing to send, or no
+    /// room in the send queue or no credits for it.
     pub fn poll_transmit(&mut self, path: PathId) -> Option<Transmit<'_, F, O>> {
         let peer = &self.peers[path.index()];
         let is_own = peer.address == self.address;
         let remote = self.by_address.get(&(peer.address, None)).copied();
         match (self.role, peer.member, remote) {
-            // A member gets the peer's congestion map.
+            // The leader forwards the peer's congestion map to the member.
             (_, Some(_), Some(remote)) if !is_own => {
                 let both = [path.index(), remote.index()];
                 let [peer, remote] = self.peers.get_disjoint_mut(both).ok()?;
@@ -1047,8 +1097,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.actions.pop_front()
     }
 
-    /// Reports to the sockets what [`poll_transmit`](Self::poll_transmit) has ended, such as operations that are not tried again.
-    /// The driver calls it when a path has nothing more to post.
+    /// Reports to the sockets the operations and messages that [`poll_transmit`](Self::poll_transmit) or an input has
+    /// ended, such as operations that are not retried. The driver calls it when the path has nothing more to post.
     pub fn settle(&mut self, path: PathId) {
         while let Some(event) = self.path_mut(path).events.pop_front() {
             self.handle_event(path, event);
@@ -1141,7 +1191,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A member announces that it has a port, or that it no longer has it.
+    /// In the leader: notes that another process of the address has announced a port, or that it no longer has the port.
     fn handle_announced(&mut self, member: u16, message: &Arrived<F>) {
         let has_port = message.extensions.iter().next() == Some(Extension::Paths(HAS_PORT));
         if has_port {
@@ -1151,7 +1201,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The message to forward for one that has arrived.
+    /// Turns a message that has arrived into the one that this process, the leader of its address, forwards to the next
+    /// process. Its sender gets an acknowledgement only when that process has acknowledged the forwarded message.
     fn passed_on(&mut self, path: PathId, message: Arrived<F>) -> Message<F, O> {
         let Peer {
             address,
@@ -1255,11 +1306,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.congestion_changed(freed);
     }
 
-    /// Handles a fragment that has arrived on a path's queue pair: `header` is its first bytes, `length` the number of bytes
-    /// after them.
+    /// Handles a fragment that has arrived on a path's QP. `header` is the RDS header at its beginning, `length` the number
+    /// of payload bytes after that header, and `fragment` holds them.
     ///
     /// # Errors
-    /// Why the fragment is invalid. The connection ends.
+    /// The fragment is invalid, or there is no memory for it. The host then ends the connection.
     pub fn handle_fragment(
         &mut self,
         path: PathId,
@@ -1298,32 +1349,35 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         outcome
     }
 
-    /// Bytes of memory for messages that wait in sockets or to be forwarded.
+    /// Bytes of memory of the messages that wait in sockets or to be forwarded, to compare with [`HostLimits::max_memory`].
     pub fn held(&self) -> usize {
         self.held
     }
 
-    /// All requests of a path up to this one are complete.
+    /// Notes that the path's work requests up to the one with this number are complete, and reports the outcomes of their
+    /// operations.
     pub fn handle_completion(&mut self, path: PathId, request: u64) {
         self.path_mut(path).handle_completion(request);
         self.settle(path);
         self.is_ready(path);
     }
 
-    /// A request has failed, and not because of an earlier one. The connection ends.
+    /// Handles a work request that failed itself, rather than being flushed because of an earlier one: reports `status` for
+    /// its operation and ends the connection.
     pub fn handle_failure(&mut self, path: PathId, request: u64, status: OperationStatus) {
         self.path_mut(path).handle_failure(request, status);
         self.settle(path);
         self.handle_lost(path);
     }
 
-    /// This many further receives were posted on a path's queue pair.
+    /// Notes that the driver has posted this many further receives on the path's QP, which flow control advertises to the
+    /// peer.
     pub fn handle_posted_receives(&mut self, path: PathId, receives: u32) {
         self.path_mut(path).posted_receives(receives);
         self.is_ready(path);
     }
 
-    /// Answers the connection request of a peer.
+    /// Decides whether to accept a connection request of a peer, whose private data is `asked`.
     pub fn handle_request(&mut self, asked: &ConnectData) -> Answer {
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
         let is_own = asked.source == self.address;
@@ -1333,8 +1387,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.answer(asked, asked.source, None)
     }
 
-    /// Answers the connection request of another process at the own address: of a member that wants to reach its destination, or
-    /// of the leader, on behalf of a source that wants to reach this process.
+    /// Decides whether to accept a connection request of another process at the own address: one of a member to this
+    /// leader, to reach a peer through it, or one of the leader to this member, on behalf of a peer.
     pub fn handle_request_of_process(&mut self, asked: &ConnectData) -> Answer {
         match self.role {
             Role::Leader if asked.source == self.address && asked.member != 0 => {
@@ -1379,7 +1433,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Withdraws the oldest accepted request if there are too many, of this peer or in total.
+    /// Withdraws the oldest accepted request if there is no room for another one, of this peer or in total.
     fn make_way(&mut self, key: (IpAddr, Option<u16>)) {
         let is_its = |(_, asked): &(_, &Asked)| asked.key == key;
         let of_one = self.arrivals.iter().filter(is_its).count();
@@ -1394,13 +1448,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Whether an accepted request is still wanted.
+    /// Whether the host still wants the connection of an accepted request.
     pub fn is_awaited(&self, arrival: ArrivalId) -> bool {
         self.arrivals.contains_key(&arrival)
     }
 
-    /// The peer has completed the connection that it requested. Returns the path that has the connection from now on; `None` if
-    /// the connection has to wait until another has ended ([`Action::Adopt`]), or was withdrawn.
+    /// Handles a connection that its peer has completed after the host accepted the request. Returns the path that has the
+    /// connection from now on. Returns `None` if the request was withdrawn, or if the path has an older connection: that is
+    /// ended first, then [`Action::Adopt`] follows.
     pub fn handle_accepted(&mut self, arrival: ArrivalId, told: &ConnectData) -> Option<PathId> {
         let (peer, member) = self.arrivals.remove(&arrival)?.key;
         let path = self.path_to(peer, member);
@@ -1417,7 +1472,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         None
     }
 
-    /// The peer has not completed the connection that it requested, or the connection ended before a path had it.
+    /// Forgets an accepted request: the peer has not completed the connection, or the connection ended before a path
+    /// adopted it.
     pub fn handle_withdrawn(&mut self, arrival: ArrivalId) {
         self.arrivals.remove(&arrival);
         for peer in &mut self.peers {
@@ -1454,7 +1510,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A path is connected. `told` is the private data of the peer, from its request or its reply.
+    /// Handles a connection that is established: the path sends its queued messages over it. `told` is the private data of
+    /// the peer, from its request or its reply.
     pub fn handle_connected(&mut self, path: PathId, told: &ConnectData) {
         // The private data that the peer got counts all receives that are posted.
         let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
@@ -1490,17 +1547,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The peer has refused a connection, perhaps because of the proposed version: the next request proposes the older one.
+    /// Notes that the peer has refused a connection request, perhaps because of the proposed protocol version: the next
+    /// request proposes version 3.1.
     pub fn handle_refused(&mut self, path: PathId) {
         self.peers[path.index()].version = Version::V3_1;
     }
 
-    /// No process listens where the connection of a path was requested: a member there has ended.
+    /// Notes that no process listens where the path's connection was requested. If the path leads to another process of
+    /// this address, that process has ended.
     pub fn handle_absent(&mut self, path: PathId) {
         self.peers[path.index()].is_absent = true;
     }
 
-    /// The connection of a path has ended, or has to end.
+    /// Ends the connection of a path, which is broken or no longer wanted: asks the driver to destroy the QP
+    /// ([`Action::End`]). No effect on a path that has no connection.
     pub fn handle_lost(&mut self, path: PathId) {
         let state = &mut self.path_mut(path).state;
         if matches!(state, PathState::Up | PathState::Connecting) {
@@ -1509,7 +1569,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A path has neither a connection nor a queue pair now.
+    /// Handles the end of a path's connection or attempt, after its QP was destroyed: adopts a newer connection of the
+    /// peer, or schedules the next attempt if the path has reason to connect again.
     pub fn handle_gone(&mut self, now: Duration, path: PathId) {
         self.counters.conn_reset += 1;
         let peer = &mut self.peers[path.index()];
@@ -1548,7 +1609,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.handle_timeout(now);
     }
 
-    /// A member has ended. If it connects again, it announces its sockets again.
+    /// In the leader, the process that peers connect to: handles the end of another process of the address by giving up the
+    /// messages for it. If it connects again, it announces its sockets again.
     fn handle_member_gone(&mut self, member: Option<u16>) {
         self.members.retain(|_, of| Some(*of) != member);
         for number in 0..self.peers.len() {
@@ -1564,7 +1626,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// The leader with this number ([`ConnectData::member`]) has gone, and with it all connections to it.
+    /// Ends the connections through the previous leader of the address, which has ended; `leader` is its number
+    /// ([`ConnectData::member`]).
     pub fn handle_leader_gone(&mut self, leader: u16) {
         for number in 0..self.peers.len() {
             if self.peers[number].leader == Some(leader) {
@@ -1573,8 +1636,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Whether the peer, which has not restarted, has requested a connection that it only has to complete. A second connection would
-    /// replace that one, and messages that are outstanding on the first would be lost.
+    /// Whether the path's peer is about to complete a connection that it has requested itself, without having restarted
+    /// since. A second connection would replace it, and the messages outstanding on it would be lost.
     fn is_coming(&self, path: PathId) -> bool {
         let peer = &self.peers[path.index()];
         let (key, incarnation) = ((peer.address, peer.member), peer.path.incarnation);
@@ -1599,7 +1662,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.actions.push_back(Action::Connect { path, to, data });
     }
 
-    /// The latest time at which [`handle_timeout`](Self::handle_timeout) must be called.
+    /// When the driver has to call [`handle_timeout`](Self::handle_timeout) at the latest; `None` if there is nothing to
+    /// wait for. Times count from the start of the host.
     pub fn next_due(&self) -> Option<Duration> {
         let due = |peer: &Peer<F, O>| match peer.path.state {
             PathState::Down { due } => due,
@@ -1611,7 +1675,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         paths.chain(owners).min()
     }
 
-    /// Handles everything that is due at `now`.
+    /// Carries out the timeouts that are due at `now`: requests connections, ends those whose requests have not completed
+    /// in time, and gives up messages for ports that no process announces.
     pub fn handle_timeout(&mut self, now: Duration) {
         for number in 0..self.peers.len() {
             let (path, peer) = (PathId(number as u32), &mut self.peers[number]);
@@ -1653,7 +1718,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 }
 
-/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because a leader forwards only those.
+/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because forwarded messages carry only
+/// those.
 const fn is_after(one: u64, other: u64) -> bool {
     let distance = one.wrapping_sub(other) << 16;
     distance != 0 && distance <= 1 << 63

@@ -1,11 +1,11 @@
-//! The protocol, sans-IO: no socket, no clock, no verbs. A [`Host`] is all of it; its driver passes inputs to it and carries out
-//! the actions that it asks for.
+//! The RDS protocol, sans-IO: it uses no socket, no clock and no verbs. A [`Host`] has all its state; the driver, which
+//! owns the QPs, passes inputs to the host and carries out the actions that the host asks for.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `message` | payload by fragment, operations, messages |
 //! | `credits` | flow control, if both sides agreed on it |
-//! | `path` | one peer: queues, reassembly, acknowledges, the state of the connection |
+//! | `path` | one peer: queues, reassembly, acknowledgements, the state of the connection |
 //! | `endpoint` | one socket: buffers, messages that wait to be received, congestion monitoring |
 //! | `host` | the sockets and paths of one local address |
 

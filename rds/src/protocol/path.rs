@@ -1,4 +1,5 @@
-//! One peer: messages to it that are not acknowledged yet, messages from it, and the state of the connection.
+//! The path to one peer: messages to the peer that it has not acknowledged yet, messages from it, and the state of the
+//! connection.
 
 use std::cmp::min;
 use std::collections::VecDeque;
@@ -15,42 +16,44 @@ use super::message::{
     PROBE_PORT, SocketId,
 };
 
-/// A message asks for an acknowledge after this many messages, or bytes.
+/// A message requires an acknowledgement if this many messages, or bytes of payload, were sent since the last one that did.
 const UNACKNOWLEDGED_MESSAGES: u32 = 8;
 const UNACKNOWLEDGED_BYTES: u32 = 16 << 20;
 
-/// One request of this many is signaled, so that the path learns how many slots of the send queue are free.
+/// One in this many work requests is signaled. Its completion shows how many entries of the send queue are free.
 const UNSIGNALED: u64 = 16;
 
-/// The most answers to pings that the peer has not acknowledged; further pings are not answered.
+/// The most answers to pings that the peer has not acknowledged yet; further pings are dropped.
 const MOST_PONGS: usize = 256;
 
-/// The shortest and the longest window for the random wait before the next attempt to connect.
+/// The shortest and the longest window of the reconnect backoff: an attempt begins after a random part of the window, which
+/// doubles each time.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Length of a congestion map, in bytes.
 const MAP: u32 = 8192;
 
-/// Why a message of the peer ends the connection.
+/// Why a fragment that the peer sent ends the connection.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// Messages that sockets have not received fill the memory for them.
+    /// The messages that wait to be received or forwarded take all the memory that the host allows for them.
     #[error("messages that wait to be received take all memory that there is for them")]
     Memory,
-    /// The bytes are too few for a header, or its checksum is wrong.
+    /// The fragment is too short for a header, or the checksum of its header is wrong.
     #[error("a message begins with no valid header")]
     Header,
-    /// A message is longer than [`MAX_MESSAGE`], or a congestion map has the wrong length.
+    /// The length in the header is more than [`MAX_MESSAGE`], or it is that of a congestion map and not 8192 bytes.
     #[error("a message of {length} bytes: there are none of this size")]
     Length {
-        /// The length in the header.
+        /// The length in the header, in bytes.
         length: u32,
     },
-    /// The fragment does not belong to the message that is being reassembled.
+    /// The fragment belongs to another message than the one of which fragments are still missing.
     #[error("a fragment is of another message than the one before it, which is not complete")]
     Mismatch,
-    /// The fragment does not have the length that follows from the header and from its position.
+    /// The fragment's length does not follow from the message length in the header and the fragments before it: all but the
+    /// last fragment are full.
     #[error("a fragment has {found} bytes instead of {expected}")]
     FragmentLength {
         /// The expected length, in bytes.
@@ -60,26 +63,29 @@ pub enum ProtocolError {
     },
 }
 
-/// An event that a path reports to its host.
+/// An event that a path reports to its host, which handles it when the driver calls `settle`.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// A message for a socket has arrived.
+    /// A message for a socket has arrived completely.
     Arrived(Arrived<F>),
-    /// The leader reports that the peer's host has restarted and now has this number.
+    /// The leader, the process that forwards the peer's messages, reports that the peer has restarted and that this is its
+    /// new incarnation.
     Generation(u32),
-    /// The peer's congestion map has arrived, in two fragments.
+    /// The peer's congestion map has arrived, in two fragments of 4096 bytes.
     Map(Fragments<F>),
-    /// A message of this socket to this port, with so many bytes, is no longer kept.
+    /// A message of this socket to this destination port left the send buffer: it was acknowledged or given up. It had this
+    /// many bytes.
     Freed {
         socket: SocketId,
         port: u16,
         bytes: u32,
     },
-    /// A forwarded message is no longer kept.
+    /// A forwarded message was acknowledged by the next process, or given up, so that its sender can get an
+    /// acknowledgement.
     Settled(Origin),
-    /// A message of this socket is given up; it may or may not have arrived.
+    /// A message of this socket was given up without an acknowledgement; it may or may not have arrived.
     Undelivered(SocketId),
-    /// An operation of this socket has ended.
+    /// An operation of this socket has ended, and the program gets its status.
     Ended {
         socket: SocketId,
         user_token: u64,
@@ -87,29 +93,29 @@ pub(crate) enum Event<F> {
     },
 }
 
-/// One request or one operation to post on the queue pair of a path.
+/// The work requests that the driver has to post on the path's QP next: one send, or all requests of one operation.
 #[derive(Debug)]
 pub enum Transmit<'a, F, O> {
-    /// A send of a header and its payload.
+    /// A send of one header and its payload.
     Send {
-        /// The number of the request, which increases by one for each request.
+        /// The number of the work request: the path counts them, from 1 and over all connections.
         request: u64,
-        /// The header, without its checksum.
+        /// The RDS header; the driver computes its checksum.
         header: Header,
-        /// The payload.
+        /// The payload that follows the header.
         payload: Payload<'a, F>,
-        /// The send waits for earlier reads and atomics.
+        /// The send has the fence flag: it waits for earlier RDMA reads and atomics.
         fence: bool,
-        /// The send is signaled.
+        /// The send has to be signaled.
         signaled: bool,
     },
-    /// An operation on the peer's memory.
+    /// An RDMA operation or atomic on the peer's memory.
     Operation {
-        /// The number of the operation's last request.
+        /// The number of the last of the operation's work requests.
         request: u64,
         /// The operation to post.
         operation: &'a mut O,
-        /// The last request is signaled.
+        /// The last work request has to be signaled.
         signaled: bool,
     },
 }
@@ -119,36 +125,36 @@ pub enum Transmit<'a, F, O> {
 pub enum Payload<'a, F> {
     /// The message has no payload.
     None,
-    /// A fragment of a message.
+    /// A fragment of the message's payload.
     Fragment {
         /// The fragment.
         fragment: &'a F,
         /// The number of its bytes to send.
         length: usize,
     },
-    /// A part of the congestion map.
+    /// A part of the congestion map, of one fragment's length.
     Map(&'a [u8]),
 }
 
-/// The state of the connection.
+/// The state of a path's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
     /// There is no connection.
     Down {
-        /// When the next attempt begins, counted from the start of the host; `None` if there will be none.
+        /// When the next attempt to connect begins, counted from the start of the host; `None` if none is scheduled.
         due: Option<Duration>,
     },
-    /// The connection is requested, or is being accepted.
+    /// The connection was requested by this side, or requested by the peer and is being accepted.
     Connecting,
-    /// The connection carries messages.
+    /// The connection is established and carries messages.
     Up,
-    /// The connection has ended, and its queue pair is being destroyed.
+    /// The connection has ended or is being ended, and the driver is destroying its QP.
     Ending,
 }
 
 #[derive(Debug)]
 enum Current {
-    /// The last message of `unacknowledged`.
+    /// The last message of `unacknowledged`, of which `sent` fragments were posted.
     Message {
         is_operation_sent: bool,
         sent: usize,
@@ -172,10 +178,10 @@ pub(crate) struct Path<F, O> {
     pub(crate) next_transmit: u64,
     pub(crate) next_receive: u64,
     queue: VecDeque<Message<F, O>>,
-    /// Messages that were sent at least in part and are not acknowledged.
+    /// Messages that were posted at least in part and that the peer has not acknowledged.
     unacknowledged: VecDeque<Message<F, O>>,
-    /// Messages that were acknowledged before their requests completed, each with its last request: the requests need their
-    /// memory.
+    /// Messages that the peer acknowledged before their work requests completed, each with the number of its last request.
+    /// The QP may read their memory until then.
     lingering: VecDeque<(u64, Message<F, O>)>,
     current: Option<Current>,
     pub(crate) is_map_due: bool,
@@ -187,35 +193,40 @@ pub(crate) struct Path<F, O> {
     posted: u64,
     completed: u64,
     signaled: u64,
-    /// The sequence number of the peer's last message that has arrived whole.
+    /// The sequence number of the peer's last message that has arrived completely, which this side acknowledges; 0 if none
+    /// has arrived on this connection.
     acknowledges: u64,
-    /// The peer has every message up to this one over this connection.
+    /// The highest sequence number that the peer has acknowledged on this connection.
     acknowledged: u64,
-    /// Sequence numbers of messages that were forwarded and that the next process has not acknowledged yet.
+    /// Sequence numbers of the peer's messages that this side has forwarded and the next process has not acknowledged yet.
+    /// The peer gets no acknowledgement for them until then.
     held: VecDeque<u64>,
-    /// The sequence number of the last message that demands an acknowledge: by its flag, or because it is a ping.
+    /// The sequence number of the peer's last message that needs an acknowledgement: because of its flag, or because it is
+    /// a ping.
     asked: u64,
-    /// The number of the current attempt to connect.
+    /// The number of the current or next attempt to connect.
     pub(crate) epoch: u32,
-    /// A connection was established before, which proves the peer's address.
+    /// The path had an established connection before, which proves that the peer has this address.
     has_been_up: bool,
-    /// The random number that the peer's host chose at its start; 0 if it sends none.
+    /// The random number that the peer chose at its start; 0 if it sends none.
     pub(crate) incarnation: u32,
-    /// Counts the restarts of the peer's host, each of which starts a new sequence.
+    /// Counts the restarts of the peer; its sequence numbers begin anew after each.
     pub(crate) numbering: u32,
-    /// This host answers pings and does not forward them.
+    /// Whether this side answers pings itself. False where it forwards them between the peer and another process of this
+    /// address.
     pub(crate) answers_pings: bool,
-    /// A fragment was refused: further fragments of this connection are ignored.
+    /// A fragment was refused and the connection is being ended: further fragments on it are ignored, apart from their
+    /// acknowledgements.
     pub(crate) has_refused: bool,
     is_ack_due: bool,
     reassembly: Option<Reassembly<F>>,
-    /// The window for the next random wait; `None` if the next attempt begins at once.
+    /// The window of the reconnect backoff for the next attempt; `None` if the next attempt begins at once.
     window: Option<Duration>,
 }
 
 impl<F: Fragment, O: Operation> Path<F, O> {
-    /// `capacity` is the number of requests that the send queue holds, `first` the sequence number of the first message, `epoch`
-    /// the number of the first attempt to connect.
+    /// A path without a connection. `capacity` is the number of work requests that the send queue holds, `first` the
+    /// sequence number of the first message, and `epoch` the number of the first attempt to connect.
     pub(crate) fn new(capacity: u32, first: u64, epoch: u32) -> Self {
         Self {
             state: PathState::Down { due: None },
@@ -251,29 +262,31 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// The messages that wait to be sent, then those that are not acknowledged.
+    /// The messages that were not posted yet, and the messages that were posted and not acknowledged.
     pub(crate) fn messages(&self) -> [&VecDeque<Message<F, O>>; 2] {
         [&self.queue, &self.unacknowledged]
     }
 
-    /// Whether a message of this socket is not acknowledged yet.
+    /// Whether the peer has not acknowledged all messages of this socket.
     pub(crate) fn owes(&self, socket: SocketId) -> bool {
         let mut messages = self.queue.iter().chain(&self.unacknowledged);
         messages.any(|message| message.socket == Some(socket))
     }
 
-    /// Whether the last message that is not acknowledged yet did not ask for an acknowledge.
+    /// Whether there are unacknowledged messages and the last of them does not require an acknowledgement, so that none may
+    /// come by itself.
     pub(crate) fn waits_unasked(&self) -> bool {
         let last = self.queue.back().or(self.unacknowledged.back());
         last.is_some_and(|last| !last.is_ack_required)
     }
 
-    /// Acknowledges everything that has arrived, with the next message or in a message of its own.
+    /// Acknowledges all messages that have arrived on this connection: with the next message, or by a header without
+    /// payload.
     pub(crate) fn acknowledge_now(&mut self) {
         self.is_ack_due |= self.acknowledges > 0;
     }
 
-    /// The last request that is known to be complete.
+    /// The number of the last work request that is known to be complete.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
     }
@@ -285,18 +298,19 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.queue.push_back(message);
     }
 
-    /// Whether the path holds no message in either direction and has no connection.
+    /// Whether the path has no message to send, no forwarded one that is not acknowledged, no connection and no scheduled
+    /// attempt to connect.
     pub(crate) fn is_idle(&self) -> bool {
         let is_down = self.state == (PathState::Down { due: None });
         is_down && self.queue.is_empty() && self.held.is_empty()
     }
 
-    /// Whether this number differs from the one that the peer's host had before.
+    /// Whether the peer has restarted: whether `incarnation` differs from the one that it had before.
     pub(crate) fn is_restart(&self, incarnation: u32) -> bool {
         self.incarnation != 0 && self.incarnation != incarnation
     }
 
-    /// Notes the number of the peer's host. If the host has restarted, its sequence numbers start anew.
+    /// Notes the peer's incarnation on a new connection. If the peer has restarted, its sequence numbers begin anew.
     pub(crate) fn meet(&mut self, incarnation: u32) {
         let has_restarted = self.is_restart(incarnation);
         self.incarnation = incarnation;
@@ -315,8 +329,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// The next request to post; `None` if there is none, or no room for it. The caller has to post the request, or to end the
-    /// connection.
+    /// The next work request to post; `None` if there is none, or if the send queue has no room or the peer has granted no
+    /// credit for it. The caller must post what it gets, or end the connection. `map` is the congestion map to send if one
+    /// is due.
     pub(crate) fn poll_transmit<'a>(
         &'a mut self,
         map: &'a CongestionMap,
@@ -353,7 +368,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
     }
 
-    /// Chooses the next message or map to send.
+    /// Chooses the congestion map or the next queued message to send. Drops queued messages whose operation may have been
+    /// executed on an earlier connection.
     fn begin_next(&mut self) {
         if mem::take(&mut self.is_map_due) {
             self.current = Some(Current::Map { sent: 0 });
@@ -495,7 +511,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Takes the acknowledge and the credits that the next header carries.
+    /// The acknowledgement and the advertised receives for the next header. Spends one credit.
     fn acknowledge(&mut self) -> (u64, u8) {
         self.is_ack_due = false;
         let credit = self.credits.as_mut().and_then(Credits::take);
@@ -513,7 +529,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         (self.posted, is_due)
     }
 
-    /// All requests up to this one are complete.
+    /// Notes that the work requests up to this number are complete: frees the memory of acknowledged messages and reports
+    /// the success of operations.
     pub(crate) fn handle_completion(&mut self, request: u64) {
         self.completed = self.completed.max(min(request, self.posted));
         let completed = self.completed;
@@ -543,7 +560,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.handle_ack(self.acknowledged);
     }
 
-    /// This request has failed, and not because of an earlier one: the connection has to end.
+    /// Reports `status` for the operation whose work request has failed itself, rather than being flushed because of an
+    /// earlier one. The caller then ends the connection.
     pub(crate) fn handle_failure(&mut self, request: u64, status: OperationStatus) {
         let failed = self.unacknowledged.iter_mut().find(|message| {
             let last = message.operation_request;
@@ -556,7 +574,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Handles a fragment with this many bytes after its header.
+    /// Handles a fragment that has arrived with this header and `length` bytes of payload: takes its acknowledgement and
+    /// credits, and reports the message if this was its last fragment.
     pub(crate) fn handle_fragment(
         &mut self,
         header: &Header,
@@ -632,7 +651,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Delays the acknowledge of a message that has arrived until [`settled`](Self::settled).
+    /// Withholds the acknowledgement of a message that has arrived, and of later ones, until [`settled`](Self::settled) is
+    /// called for it.
     pub(crate) fn hold(&mut self, sequence: u64) {
         self.held.push_back(sequence);
     }
@@ -649,7 +669,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Gives up the messages that were sent over an earlier connection.
+    /// Gives up the queued messages that were already sent over an earlier connection.
     pub(crate) fn forget_sent(&mut self) {
         while self
             .queue
@@ -674,7 +694,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.lingering.clear();
     }
 
-    /// The peer has every message up to this one.
+    /// Handles an acknowledgement: the peer has all messages up to this sequence number. Finishes those messages whose
+    /// operations are complete.
     pub(crate) fn handle_ack(&mut self, ack: u64) {
         // A peer may acknowledge a number that an earlier host at this address has sent, and this one has not.
         let sent = self.unacknowledged.back().map_or(0, |last| last.sequence);
@@ -709,8 +730,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Gives up messages of a socket, to one destination port or to all. Returns the request that has to complete before the
-    /// memory of their operations is free.
+    /// Gives up the messages of a socket, to one destination port or, if `port` is `None`, to all. Returns the number of
+    /// the work request that has to complete before the memory of their operations can be reused; 0 if there is none.
     pub(crate) fn cancel(&mut self, socket: SocketId, port: Option<u16>) -> u64 {
         let is_meant = |message: &Message<F, O>| {
             let is_there = port.is_none_or(|port| message.destination_port == port);
@@ -748,7 +769,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         wait_for
     }
 
-    /// The path is connected. There are `credits` if both sides agreed on flow control.
+    /// Marks the path as connected and handles `ack`, the acknowledgement in the peer's private data. `credits` is `None`
+    /// if the sides did not agree on flow control.
     pub(crate) fn connected(&mut self, ack: u64, credits: Option<Credits>) {
         self.state = PathState::Up;
         self.has_been_up = true;
@@ -757,14 +779,15 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.handle_ack(ack);
     }
 
-    /// Notes that this many further receives were posted.
+    /// Notes that the driver has posted this many further receives, which flow control advertises.
     pub(crate) fn posted_receives(&mut self, receives: u32) {
         if let Some(credits) = &mut self.credits {
             credits.post(receives);
         }
     }
 
-    /// The queue pair is gone: unacknowledged messages are sent again on the next connection.
+    /// Resets the path after its QP was destroyed: unacknowledged messages go back to the queue and are retransmitted on
+    /// the next connection.
     pub(crate) fn reset(&mut self) {
         self.current = None;
         self.credits = None;
@@ -790,14 +813,14 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Whether the wait between attempts has reached its maximum.
+    /// Whether the reconnect backoff has reached its longest window.
     pub(crate) fn has_been_tried_long(&self) -> bool {
         self.window == Some(LONGEST_WAIT)
     }
 
-    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None` if the queue is
-    /// empty, no socket waits for a report of the peer (`is_asked`), and the peer was never connected or has not answered for
-    /// long.
+    /// When to connect again: at once the first time, then after a random part of a window that doubles. Returns `None` if
+    /// there is no reason to: the queue is empty, no socket waits for the peer's congestion map (`is_asked`), and the peer
+    /// was never connected or the backoff has reached its longest window.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
@@ -826,7 +849,7 @@ impl<F> Reassembly<F> {
         })
     }
 
-    // Acknowledges, credits and flags may differ from fragment to fragment.
+    // Acknowledgements, credits and flags may differ from fragment to fragment.
     fn is_of(&self, header: &Header) -> bool {
         let identity = |header: &Header| {
             let ports = (header.source_port, header.destination_port);
@@ -850,7 +873,7 @@ fn freed<F, O>(events: &mut VecDeque<Event<F>>, message: &mut Message<F, O>) {
     }
 }
 
-/// Reports the end of a message's operation, once.
+/// Reports the outcome of a message's operation as an event, at most once and only if the program requested it.
 fn ended<F, O>(
     events: &mut VecDeque<Event<F>>,
     message: &mut Message<F, O>,

@@ -1,5 +1,5 @@
-//! Children of forks.
-// A fork is unsafe: the child has one thread of the process.
+//! Child processes that a test creates by `fork`.
+// A fork is unsafe: the child has only the calling thread.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use nix::unistd::{ForkResult, alarm, fork};
 
 use crate::waiting::PATIENCE;
 
-/// Forks, and returns whether the child ended with `true` before an alarm ended it.
+/// Forks, runs `body` in the child, and returns whether it returned `true` before [`PATIENCE`] had passed.
 ///
-/// A child that has returned `true` kills itself: memcheck would search it for leaks at an exit, and the memory of its parent's other
-/// threads counts as leaked there.
+/// A child whose `body` returned `true` ends itself by SIGKILL. If it exited, memcheck would search it for leaks, and would
+/// report the memory of the parent's other threads.
 pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child ends without its parent's code.
     match unsafe { fork() }.unwrap() {
@@ -34,8 +34,8 @@ pub fn in_a_child(body: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// Whether `fork`, which forks and waits for the child, returns `true` each of many times, while so many threads call `busy` again and
-/// again.
+/// Calls `fork`, which forks and waits for the child, 300 times while `threads` other threads call `busy` all the time.
+/// Returns whether it returned `true` each time.
 pub fn forked_beside(
     threads: usize,
     busy: impl Fn() + Sync,

@@ -1,25 +1,25 @@
-//! The libraries for C of this workspace as files, for tests that load them.
+//! The C libraries of this workspace as files, for tests that load them.
 //!
-//! Cargo builds them because this package depends on their packages, which are Rust libraries too.
+//! Cargo builds these files because this package depends on their packages, which are Rust libraries too.
 
 use std::env;
 use std::path::PathBuf;
 use std::sync::Once;
 
-/// The file that is both `libibverbs.so.1` and `librdmacm.so.1`. The libraries that `polyverbs run` needs besides are in the
-/// same folder.
+/// The path of the file that is both `libibverbs.so.1` and `librdmacm.so.1`. Its directory also has the other libraries of
+/// `polyverbs run`.
 ///
 /// # Panics
-/// The program that runs is no test that cargo has built.
+/// The running program is not a test that cargo has built.
 pub fn built() -> PathBuf {
     let test = env::current_exe().expect("a program");
-    // target/debug/deps/exchange-…
+    // The test is target/debug/deps/exchange-… or the like.
     let file = test.with_file_name("libpolyverbs_c_libraries.so");
     assert!(file.exists(), "there is no {}", file.display());
     file
 }
 
-/// One device of each kind, each at an address that leads to no other: librdmacm finds devices by addresses.
+/// A RoCE and an iWARP device, at different addresses, because librdmacm finds devices by their addresses.
 const APART: &str = r#"
 [[device]]
 name = "ib0"
@@ -31,8 +31,8 @@ transport = "iwarp"
 address = "127.0.0.1"
 "#;
 
-/// Returns the file that [`built`] returns; `ib0` is at 127.0.0.2 and `iw0` at 127.0.0.1 where it is loaded in this process. A test calls this
-/// before anything else.
+/// The path that [`built`] returns. Also configures the devices that this library has when it is loaded in this process:
+/// `ib0` at 127.0.0.2 and `iw0` at 127.0.0.1. A test calls this before anything else.
 ///
 /// # Panics
 /// As [`built`].
@@ -41,7 +41,8 @@ pub fn built_apart() -> PathBuf {
     built()
 }
 
-/// Makes the file of [`built`] the library of real devices for all linked devices of this process. A test calls this before anything else.
+/// Makes the provider of rdma-core devices load the library of [`built_apart`] in this process, so that the devices of this
+/// library take the place of real ones. A test calls this before anything else.
 ///
 /// # Panics
 /// As [`built`].

@@ -1,20 +1,21 @@
-//! Other processes of a test. Each runs this test binary with one ignored test, which reads commands and answers in lines.
+//! Child processes of a test. Each runs this test binary with one ignored test, which reads commands from standard input
+//! and writes answers to standard output, one per line.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::waiting::until_some;
 
-/// A process; dropping this kills it.
+/// A child process of a test; dropping this kills the process.
 pub struct ChildProcess {
-    /// The process, for signals.
+    /// The process itself, for sending signals to it.
     pub child: Child,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl ChildProcess {
-    /// Runs an ignored test, which gets `value` in an environment variable.
+    /// Starts a process that runs the ignored test with this name, with the environment variable `variable` set to `value`.
     ///
     /// # Panics
     /// The process cannot be started.
@@ -34,7 +35,7 @@ impl ChildProcess {
         }
     }
 
-    /// Sends the process a command.
+    /// Sends the process one line, a command.
     ///
     /// # Panics
     /// The process has ended.
@@ -42,7 +43,8 @@ impl ChildProcess {
         writeln!(self.stdin, "{what}").unwrap();
     }
 
-    /// The rest of the next line that begins with `> `: the test framework prints other lines.
+    /// Waits for the process to answer. Returns the rest of its next line that contains `> `, because the test framework
+    /// prints other lines.
     ///
     /// # Panics
     /// The process ends without such a line.
@@ -52,7 +54,7 @@ impl ChildProcess {
         answer.expect("the process answers before it ends")
     }
 
-    /// Sends the process a command, and returns the answer.
+    /// Sends the process a command, and waits for the answer.
     ///
     /// # Panics
     /// The process ends without an answer.
@@ -61,7 +63,7 @@ impl ChildProcess {
         self.answer()
     }
 
-    /// Waits for the end of the process, whose test must have passed.
+    /// Waits until the process has ended, and checks that its test has passed.
     ///
     /// # Panics
     /// The test of the process has failed.

@@ -1,7 +1,7 @@
-//! How a test waits for another thread, another process or the kernel: for a condition, never for a time.
+//! Waiting of a test for another thread, another process or the kernel: for a condition, never for a fixed time.
 //!
-//! A test that waits here states an order of events. [`PATIENCE`] only ends a test that would hang; no test may assert that
-//! something took less, because a busy machine takes longer.
+//! A test that waits states an order of events. [`PATIENCE`] only ends a test that would hang. No test may assert that
+//! something took less time, because it takes longer on a busy machine.
 
 use std::fs;
 use std::thread;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 pub use crate::children::{forked_beside, in_a_child};
 
-/// After this long a test gives up. Pass it to calls that take a timeout of their own.
+/// The time after which a waiting test fails. Tests also pass it to calls that take a timeout.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The time until which a call may wait that takes a deadline, [`PATIENCE`] from now.
+/// A deadline [`PATIENCE`] from now, for calls that take a deadline.
 pub fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
@@ -32,7 +32,7 @@ pub fn until_some<T>(mut found: impl FnMut() -> Option<T>) -> T {
             began.elapsed() < PATIENCE,
             "the test waited {PATIENCE:?} for a condition that did not come true"
         );
-        // On a busy machine a thread that yields waits for the turns of all others; one that sleeps is woken before them.
+        // A thread that only yields waits for all others on a busy machine; a thread that sleeps is woken before them.
         if polls >= 10 {
             thread::sleep(Duration::from_micros(polls.clamp(20, 200).into()));
         }
@@ -49,11 +49,11 @@ pub fn until(mut is_true: impl FnMut() -> bool) {
     until_some(|| is_true().then_some(()));
 }
 
-/// A thread of this process, which another one watches.
+/// A thread of this process whose state another thread checks.
 pub struct WatchedThread(String);
 
 impl WatchedThread {
-    /// The thread that calls.
+    /// The calling thread.
     ///
     /// # Panics
     /// `/proc` is not mounted.
@@ -63,11 +63,12 @@ impl WatchedThread {
         Self(format!("/proc/{}/stat", thread.display()))
     }
 
-    /// Whether the kernel has suspended the thread until something wakes it: it waits for a lock, a message or a time.
+    /// Whether the thread is suspended by the kernel until it is woken, for example while it waits for a lock, a message or
+    /// a timeout.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         let stat = fs::read_to_string(&self.0).unwrap_or_default();
-        // The name, in parentheses, may contain anything.
+        // The name of the thread, in parentheses, may contain anything.
         stat.rsplit_once(") ")
             .is_some_and(|(_, state)| state.starts_with('S'))
     }

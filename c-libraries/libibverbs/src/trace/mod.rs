@@ -1,7 +1,7 @@
-//! The trace: a line for each verb that a program calls, with arguments and result.
+//! The trace: one line for each verb that a program calls, with its arguments and result.
 //!
-//! The [entry](crate::entry) of verbs reports each call here. A slot of the data path leads there only if tracing was on when
-//! the table was filled: a data path that is not traced costs nothing.
+//! The [entry](crate::entry) of each verb reports the call here. Verbs of the data path have this entry only if tracing was
+//! on when their slot was filled, so that tracing costs nothing while it is off.
 #![allow(unsafe_code)]
 
 mod show;
@@ -22,14 +22,14 @@ use crate::errno::Errno;
 use crate::setup::{complain, configuration};
 use signatures::Answer;
 
-/// Whether tracing is on.
+/// Whether tracing is on, as one of the three constants below.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const OFF: u8 = 0;
 const UNKNOWN: u8 = 1;
 const ON: u8 = 2;
 
-/// A verb's arguments in registers, which are all of every verb.
+/// The six registers in which a verb gets its arguments; no verb has more than fit.
 pub(crate) type Arguments = [u64; 6];
 
 /// Whether tracing is on. The first call reads the configuration.
@@ -44,7 +44,8 @@ pub fn is_on() -> bool {
     }
 }
 
-/// The file of the trace. It is opened for each line: between calls there is no descriptor that the program could close.
+/// The destination of the trace. A file is opened anew for each line, so that there is no open descriptor that the program
+/// could close by mistake.
 enum Target {
     StandardError,
     File(&'static Path),
@@ -74,9 +75,9 @@ fn target() -> Option<&'static Target> {
     target.as_ref()
 }
 
-// One write for each line, so that lines of several threads and processes stay whole.
+// Writes each line with one system call, so that lines of several threads and processes are not mixed.
 fn write(line: &str) {
-    // A trace that cannot be written is no reason to fail.
+    // The verb does not fail because its trace cannot be written.
     let _ = match target() {
         Some(Target::StandardError) => io::stderr().write_all(line.as_bytes()),
         Some(Target::File(file)) => {
@@ -93,7 +94,7 @@ struct Call {
 }
 
 thread_local! {
-    // The last poll that found nothing, and how often it was repeated.
+    // The last call that found nothing, such as a poll of an empty CQ, and how often it was repeated since.
     static IDLE: Cell<Option<(Call, u64)>> = const { Cell::new(None) };
 }
 
@@ -102,10 +103,10 @@ fn thread() -> c_int {
     unsafe { libc::gettid() }
 }
 
-/// Reports the result of a verb.
+/// Writes the line of a verb that has returned.
 ///
 /// # Safety
-/// The name is a string of C that stays.
+/// `name` is a C string that stays valid.
 pub(crate) unsafe fn leave(name: *const c_char, arguments: Arguments, result: u64) {
     let errno = Errno::last();
     // SAFETY: as the caller promises.
@@ -114,7 +115,8 @@ pub(crate) unsafe fn leave(name: *const c_char, arguments: Arguments, result: u6
     errno.set();
 }
 
-/// Reports that a verb has panicked. Returns what a failed verb of this name does; `errno` is EIO.
+/// Writes a line for a verb that has panicked, and sets `errno` to EIO. Returns the value by which a verb of this name
+/// reports failure.
 ///
 /// # Safety
 /// As for [`leave`].
@@ -171,7 +173,7 @@ fn tell(call: Call, name: &str, result: u64, errno: Errno) {
     write(&line);
 }
 
-/// Name and text of an error number: `EINVAL (Invalid argument)`.
+/// The name and text of an error number, such as `EINVAL (Invalid argument)`.
 fn error(number: c_int) -> String {
     let name = match number {
         libc::EPERM => "EPERM",

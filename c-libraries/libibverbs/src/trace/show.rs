@@ -1,7 +1,7 @@
-//! Arguments as text for the trace.
+//! Formats arguments of verbs for the trace.
 //!
-//! Structures behind a program's pointers are copied by the kernel, which fails where no memory is: an invalid pointer is shown
-//! as such.
+//! Structures at a program's pointers are copied by the kernel, which reports an error for memory that does not exist. So
+//! an invalid pointer is shown as such and does not end the process.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
@@ -15,16 +15,16 @@ use crate::abi::{
 };
 use crate::names;
 
-// Most entries of a list.
+// The most entries of a list that are shown.
 const MOST: usize = 4;
-// Most characters of a string.
+// The most characters of a string that are shown.
 const LONGEST: usize = 64;
 
-/// The type of an argument.
+/// The type of an argument, as the function that formats it.
 #[derive(Clone, Copy)]
 pub(super) struct Kind(fn(&mut String, Argument));
 
-/// An argument, and the others that determine how it is shown.
+/// An argument to format, with those arguments and results that its format depends on.
 #[derive(Clone, Copy)]
 struct Argument {
     value: u64,
@@ -67,7 +67,7 @@ const KINDS: &[(&str, Kind)] = &[
         "D",
         Kind(|out, it| {
             given::<IbvDevice>(out, it, |out, device| {
-                // The name need not be terminated if the pointer is no device's.
+                // The name of something that is no device need not end with zero.
                 let name = device.name.map(|byte| byte as u8);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 put(out, format_args!("{:?}", String::from_utf8_lossy(name)));
@@ -118,7 +118,7 @@ impl Kind {
 }
 
 fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
-    // A string takes everything.
+    // Writing to a string cannot fail.
     let _ = out.write_fmt(what);
 }
 
@@ -159,7 +159,7 @@ fn copy(at: u64, target: *mut u8, length: usize) -> bool {
     copied == length as isize
 }
 
-// A structure that the program has filled.
+// Formats a structure that the program has filled.
 fn given<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
     // SAFETY: structures of C, which any bytes are.
     match unsafe { read::<T>(it.value) } {
@@ -168,7 +168,7 @@ fn given<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) 
     }
 }
 
-// A structure that the verb has filled, if it succeeded.
+// Formats a structure that the verb has filled, if the verb has succeeded.
 fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
     if it.failed {
         pointer(out, it.value);
@@ -370,7 +370,7 @@ fn entries(out: &mut String, list: *const IbvSge, count: c_int) {
     out.push_str(if count > MOST { ", …]" } else { "]" });
 }
 
-// A linked list of structures.
+// Formats a linked list of structures.
 fn list<T>(out: &mut String, first: u64, show: impl Fn(&mut String, &T) -> u64) {
     let mut next = first;
     let mut before = "[";
@@ -439,7 +439,7 @@ fn receives(out: &mut String, it: Argument) {
     });
 }
 
-// As many entries as the verb has returned.
+// Formats as many completions as the verb has returned.
 fn completions(out: &mut String, it: Argument) {
     let count = usize::try_from(it.result as u32 as c_int).unwrap_or(0);
     if count == 0 {
@@ -464,7 +464,7 @@ fn completions(out: &mut String, it: Argument) {
                 format_args!(", opcode={}, byte_len={}", wc.opcode, wc.byte_len),
             );
         }
-        // The system's error number, where it has refused to send.
+        // The system's error number, if the system has refused to send the packet.
         if let 1.. = wc.vendor_err {
             let cause = super::error(wc.vendor_err as c_int);
             put(out, format_args!(", vendor_err={cause}"));
@@ -518,7 +518,7 @@ const CM_EVENTS: [&str; 16] = [
     "TIMEWAIT_EXIT",
 ];
 
-// `rdma_cm_event` begins with the identifier and the listener; then come event and status.
+// `rdma_cm_event` begins with the identifier and the listener; then event and status follow.
 fn cm_event(out: &mut String, at: &u64) {
     // SAFETY: numbers.
     let Some((id, _, event, status)) =
@@ -541,14 +541,14 @@ struct CmEvent {
     status: c_int,
 }
 
-/// The number of a queue pair that was made.
+/// Formats the number of a QP that was created, at this address.
 pub(super) fn qp(at: u64) -> String {
     // SAFETY: numbers and pointers, which any bytes are.
     let qp = unsafe { read::<IbvQp>(at) };
     qp.map_or_else(String::new, |qp| format!("{{qp_num={:#x}}}", qp.qp_num))
 }
 
-/// The keys of a region that was made.
+/// Formats the keys of an MR that was registered, at this address.
 pub(super) fn mr(at: u64) -> String {
     // SAFETY: numbers and pointers, which any bytes are.
     let mr = unsafe { read::<IbvMr>(at) };
@@ -567,7 +567,7 @@ mod tests {
         out
     }
 
-    // The compiler must not know that only the kernel reads there.
+    // Hides the address from the compiler, because the kernel reads the value there.
     fn at<T>(value: &T) -> u64 {
         (std::hint::black_box(value) as *const T).expose_provenance() as u64
     }

@@ -1,4 +1,4 @@
-//! The arguments and results of each verb, as far as the trace shows them.
+//! The signatures of verbs: the names and types of arguments and the kind of result, for the trace.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -6,42 +6,43 @@ use super::show::{self, Kind};
 use super::{Arguments, error};
 use crate::errno::Errno;
 
-/// How a verb is shown.
+/// The arguments and result of one verb, for the trace.
 pub(super) struct Signature {
-    // Arguments, separated by blanks: the name, a colon, and the letter of the type; nothing for a pointer.
+    // The arguments, separated by blanks: each has a name and, after a colon, a letter for the type; a pointer has no
+    // letter.
     arguments: &'static str,
     pub(super) answer: Answer,
 }
 
-/// The result of a verb.
+/// The kind of result that a verb returns, which decides how success and failure look.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Answer {
-    /// 0, or an error number.
+    /// 0 for success, or an error number.
     Number,
-    /// -1 with an error number in `errno`, or something else.
+    /// -1 for failure, with the error number in `errno`; other values for success.
     MinusOne,
-    /// A number of entries, or an error number below zero.
+    /// The number of entries, or a negative error number.
     Count,
-    /// A size, or -1 with an error number in `errno`.
+    /// The number of bytes, or -1 for failure with the error number in `errno`.
     Size,
-    /// Null with an error number in `errno`, or a pointer.
+    /// A pointer, or null for failure with the error number in `errno`.
     Pointer,
-    /// A queue pair, with its number.
+    /// A pointer to a QP, shown with its number; null for failure.
     Qp,
-    /// A region, with its keys.
+    /// A pointer to an MR, shown with its keys; null for failure.
     Mr,
-    /// A string.
+    /// A C string.
     Text,
-    /// A number that is no error.
+    /// A 32-bit number that never means failure.
     Plain,
-    /// 64 bits.
+    /// A 64-bit number.
     Wide,
-    /// Nothing.
+    /// The verb returns nothing.
     Nothing,
 }
 
 impl Answer {
-    /// The result of a verb that has failed with this error.
+    /// The value that a verb with this kind of result returns if it fails with `errno`.
     pub(super) fn failure(self, errno: c_int) -> u64 {
         match self {
             Self::Number => errno as u64,
@@ -79,7 +80,7 @@ impl Answer {
 }
 
 impl Signature {
-    /// The arguments, by name.
+    /// Formats the arguments with their names.
     pub(super) fn show(&self, given: &Arguments, result: u64) -> String {
         let mut shown = String::new();
         for (place, argument) in self.arguments.split_whitespace().enumerate() {
@@ -97,7 +98,8 @@ impl Signature {
         shown
     }
 
-    /// Whether the result says that there was nothing, so that the next is likely to be the same.
+    /// Whether the result means that there was nothing to fetch, so that the caller probably repeats the call. Repetitions
+    /// are counted and not traced one by one.
     pub(super) fn is_idle(&self, result: u64, errno: Errno) -> bool {
         let small = result as u32 as c_int;
         match self.answer {
@@ -112,11 +114,11 @@ impl Signature {
     }
 }
 
-// Socket calls that wait or poll: 0 is none.
+// The arguments of `rpoll`, which returns 0 if no socket is ready.
 const POLL: &str = "fds nfds:z timeout:i";
 
 impl Answer {
-    // Whether the verb has not filled its output argument.
+    // Whether the verb has failed, so that its output arguments are not filled.
     fn failed(self, result: u64) -> bool {
         let small = result as u32 as c_int;
         match self {
@@ -127,7 +129,7 @@ impl Answer {
     }
 }
 
-/// The signature of a verb.
+/// The signature of a verb by its name; `None` if it is not known.
 pub(super) fn of(name: &str) -> Option<&'static Signature> {
     let found = SIGNATURES.iter().find(|(known, _)| *known == name);
     found.map(|(_, signature)| signature)
@@ -234,7 +236,7 @@ signatures! {
     "ibv_wc_read_slid" ("cq") Plain;
     "ibv_wc_read_sl" ("cq") Plain;
     "ibv_wc_read_dlid_path_bits" ("cq") Plain;
-    // Queue pairs and what is beside them.
+    // Queue pairs and related objects.
     "ibv_create_qp" ("pd qp_init_attr:Q") Qp;
     "ibv_create_qp_ex" ("context qp_init_attr_ex:Q") Qp;
     "ibv_open_qp" ("context qp_open_attr") Qp;

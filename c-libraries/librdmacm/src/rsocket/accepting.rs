@@ -1,7 +1,9 @@
-//! Accepting: each listening socket has a thread that does it, so that a peer is connected before the program calls `raccept`.
+//! Accepting of connections: each listening socket has a thread for it, so that a peer is connected before the program
+//! calls `raccept`.
 //!
-//! The source address of a request can be forged. So a request takes a queue pair with its memory, and no place among the
-//! connections that wait for the program; it gets a place when its peer completes the connection, which proves its address.
+//! The source address of a request can be forged. So a request gets a QP with its memory, but no place among the
+//! connections that wait for the program; it gets such a place when its peer completes the connection, which proves the
+//! address.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,37 +19,37 @@ use super::protocol::ConnData;
 use super::stream::Stream;
 use super::waiting::AGAIN;
 
-/// The most requests that are accepted while their peers have not completed the connection. One more replaces the oldest: among two
-/// thousand forged requests a second a peer has a quarter of a second to answer.
+/// The most accepted requests whose peers have not completed the connection. Above that, a new request replaces the oldest:
+/// with two thousand forged requests a second, a peer still has a quarter of a second to answer.
 const MOST_UNPROVEN: usize = 512;
-/// The most connections that wait for the program, whatever backlog it asks for: each has its memory already. Later requests
-/// wait as requests.
+/// The most connections that wait for the program, whatever backlog it asks for, because each has its memory already. Later
+/// requests stay in the backlog of the listener.
 const MOST_WAITING: usize = 128;
 
-/// What a listening socket listens on: a device and its listener, each.
+/// The devices on which a socket listens, each with its listener.
 type Listeners = Vec<(Arc<Opened>, Listener)>;
 
-/// The thread of a listening socket. It ends when this is dropped.
+/// The accepting thread of a listening socket. The thread ends when this is dropped.
 pub(crate) struct Accepting {
     tell: Sender<News>,
     thread: Option<JoinHandle<()>>,
 }
 
 enum News {
-    /// By a peer of the listener with this index.
+    /// A connection request has arrived, at the listener with this index.
     Asked(usize, Incoming),
-    /// The attempt with this number: its peer has completed the connection, or never will.
+    /// The attempt with this number has ended: its peer has completed the connection, or failed to.
     Ended(u64),
-    /// The program has taken a connection.
+    /// The program has accepted a connection.
     Taken,
     Over,
 }
 
 impl Accepting {
-    /// Starts the thread.
+    /// Starts the accepting thread.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// `EAGAIN`: the system refuses another thread.
     pub(crate) fn start(
         socket: &Arc<Stream>,
         listeners: Listeners,
@@ -72,12 +74,12 @@ impl Accepting {
         })
     }
 
-    /// The program has taken a connection: there is room for another one.
+    /// Notes that the program has accepted a connection, so that there is room for another one.
     pub(crate) fn taken(&self) {
         let _ = self.tell.send(News::Taken);
     }
 
-    /// Ends the thread, and waits for that.
+    /// Ends the accepting thread, and waits until it has ended.
     pub(crate) fn end(mut self) {
         let thread = self.thread.take();
         drop(self);
@@ -94,11 +96,12 @@ impl Drop for Accepting {
 struct Acceptor {
     socket: Weak<Stream>,
     listeners: Listeners,
-    /// Those whose next request has not been asked for.
+    /// The indices of the listeners that were not asked for their next request.
     unasked: Vec<usize>,
-    /// Connections that wait for the program. Those that peers complete while there are many join them.
+    /// The number of connections that wait for the program. It may exceed `most_waiting`, because peers complete
+    /// connections that were accepted before.
     waiting: usize,
-    /// The thread accepts requests while fewer wait.
+    /// The number of waiting connections from which on the thread accepts no further requests.
     most_waiting: usize,
     unproven: VecDeque<(u64, Arc<Stream>)>,
     attempts: u64,
@@ -120,12 +123,13 @@ impl Acceptor {
             }
             self.hear();
         }
-        // The listeners first: they refuse the requests that still arrive.
+        // The listeners are dropped first: they refuse requests that still arrive.
         drop(self.listeners);
         self.unproven.iter().for_each(|(_, stream)| stream.end());
     }
 
-    /// Asks the listeners for their next requests while there is room: one each, so that their backlogs count.
+    /// Asks each listener for its next request while there is room for connections. Further requests stay in the listeners,
+    /// so that their backlogs apply.
     fn hear(&mut self) {
         if self.waiting >= self.most_waiting {
             return;
@@ -142,7 +146,7 @@ impl Acceptor {
     }
 
     fn accept(&mut self, place: usize, incoming: Incoming) {
-        // A request in another protocol is refused, and every request once the socket is closed.
+        // A request in another protocol is refused, as is every request once the socket is closed.
         let Some((socket, conn_data)) = self
             .socket
             .upgrade()
@@ -157,7 +161,7 @@ impl Acceptor {
         let (stream, qp, options) = loop {
             match socket.passive(&device, &incoming) {
                 Ok(made) => break made,
-                // The oldest request may have taken the memory that this one lacks.
+                // There may be no memory for this request because the oldest one has it.
                 Err(_) if self.give_up_oldest() => {}
                 Err(_) => return,
             }

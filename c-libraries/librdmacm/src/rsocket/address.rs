@@ -1,4 +1,4 @@
-//! Conversion of socket addresses.
+//! Conversion of socket addresses between C and Rust.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,10 +10,10 @@ use polyverbs_libibverbs::errno::Errno;
 
 use crate::address::{length as length_of, none, read as read_raw, write as write_raw};
 
-/// The address that a program passes.
+/// Reads an address that a program passes.
 ///
 /// # Errors
-/// It is null, too short, or of the wrong family.
+/// The address is null, too short, or neither IPv4 nor IPv6.
 ///
 /// # Safety
 /// `address` is null, or `length` bytes are readable there.
@@ -46,7 +46,7 @@ pub(crate) unsafe fn read(
     }
 }
 
-/// Returns an address to a program: as much as there is room for, and its length.
+/// Writes an address to a program's buffer, truncated to the room there, and its full length to `length`.
 ///
 /// # Errors
 /// The length is null, or the target is null although it has room.
@@ -60,7 +60,7 @@ pub(crate) unsafe fn write(
 ) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
-    // Without room only the length is returned, as librspreload expects.
+    // If the room is 0 only the length is written, as librspreload expects.
     if target.is_null() && *length > 0 {
         return Err(Errno(libc::EFAULT));
     }

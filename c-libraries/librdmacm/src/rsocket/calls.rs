@@ -1,6 +1,6 @@
-//! The functions that programs call: they convert the pointers and numbers of C.
+//! The rsocket functions that C programs call: they convert pointers and numbers of C, and call the sockets.
 //!
-//! All return -1 and set `errno` on failure.
+//! All of them return -1 and set `errno` on failure.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_void};
@@ -37,7 +37,7 @@ fn count(result: Result<usize, Errno>) -> ssize_t {
     )
 }
 
-/// `rsocket`.
+/// Implements `rsocket`.
 pub extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let family = match domain {
         libc::AF_INET => Ok(Family::V4),
@@ -58,7 +58,7 @@ pub extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     }))
 }
 
-/// `rbind`.
+/// Implements `rbind`.
 ///
 /// # Safety
 /// `length` bytes are readable at `address`.
@@ -74,13 +74,13 @@ pub unsafe extern "C-unwind" fn bind(
     }))
 }
 
-/// `rlisten`.
+/// Implements `rlisten`.
 pub extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let backlog = usize::try_from(backlog).unwrap_or(0);
     done(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
 }
 
-/// `raccept`.
+/// Implements `raccept`.
 ///
 /// # Safety
 /// `length` is null or writable, and as many bytes as it says are writable at `address`.
@@ -99,7 +99,7 @@ pub unsafe extern "C-unwind" fn accept(
     }))
 }
 
-/// `rconnect`.
+/// Implements `rconnect`.
 ///
 /// # Safety
 /// `length` bytes are readable at `address`.
@@ -115,7 +115,7 @@ pub unsafe extern "C-unwind" fn connect(
     }))
 }
 
-/// `rshutdown`.
+/// Implements `rshutdown`.
 pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     done(table::get(fd).and_then(|socket| {
         let (reads, writes) = match how {
@@ -128,7 +128,7 @@ pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     }))
 }
 
-/// `rclose`.
+/// Implements `rclose`.
 pub extern "C-unwind" fn close(fd: c_int) -> c_int {
     done(table::close(fd))
 }
@@ -146,7 +146,7 @@ fn receives(flags: c_int) -> Result<Mode, Errno> {
 }
 
 fn sends(flags: c_int) -> Result<Mode, Errno> {
-    // Other flags have no effect, as with sockets.
+    // Other flags have no effect, as with sockets of the system.
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::OPNOTSUPP);
     }
@@ -247,7 +247,7 @@ fn send_to(
     let socket = table::get(fd)?;
     let mode = sends(flags)?;
     match &socket {
-        // The address is not checked, as in Linux's TCP: sockperf passes an invalid one.
+        // The address is not checked, as with TCP sockets on Linux: sockperf passes an invalid one.
         Socket::Stream(stream) => stream.send(sources, mode),
         Socket::Datagram(datagram) => datagram.send(sources, mode, to()?),
     }
@@ -265,7 +265,7 @@ unsafe fn destination(
     }
 }
 
-/// `rrecv`.
+/// Implements `rrecv`.
 ///
 /// # Safety
 /// `length` bytes are writable at `target`.
@@ -283,7 +283,7 @@ pub unsafe extern "C-unwind" fn recv(
     }))
 }
 
-/// `rrecvfrom`.
+/// Implements `rrecvfrom`.
 ///
 /// # Safety
 /// As for [`recv`]; the address as for [`accept`].
@@ -307,7 +307,7 @@ pub unsafe extern "C-unwind" fn recvfrom(
     }))
 }
 
-/// `rrecvmsg`: there are no control messages.
+/// Implements `rrecvmsg`. Control messages are not supported, so none are returned.
 ///
 /// # Safety
 /// The message and its buffers are writable.
@@ -333,7 +333,7 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     }))
 }
 
-/// `rsend`.
+/// Implements `rsend`.
 ///
 /// # Safety
 /// `length` bytes are readable at `from`.
@@ -348,7 +348,7 @@ pub unsafe extern "C-unwind" fn send(
     count(source.and_then(|source| send_to(fd, &[IoSlice::new(source)], flags, || Ok(None))))
 }
 
-/// `rsendto`.
+/// Implements `rsendto`.
 ///
 /// # Safety
 /// As for [`send`]; `address_length` bytes are readable at `address`, unless that is null.
@@ -369,7 +369,7 @@ pub unsafe extern "C-unwind" fn sendto(
     }))
 }
 
-/// `rsendmsg`: control messages are ignored.
+/// Implements `rsendmsg`. Control messages are ignored.
 ///
 /// # Safety
 /// The message and its buffers are readable.
@@ -392,7 +392,7 @@ pub unsafe extern "C-unwind" fn sendmsg(
     }))
 }
 
-/// `rread`.
+/// Implements `rread`.
 ///
 /// # Safety
 /// As for [`recv`].
@@ -401,7 +401,7 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, target: *mut c_void, length: siz
     unsafe { recv(fd, target, length, 0) }
 }
 
-/// `rreadv`.
+/// Implements `rreadv`.
 ///
 /// # Safety
 /// The list is valid, and its buffers are writable.
@@ -413,7 +413,7 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, list: *const iovec, length: c_i
     }))
 }
 
-/// `rwrite`.
+/// Implements `rwrite`.
 ///
 /// # Safety
 /// As for [`send`].
@@ -422,7 +422,7 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, length: si
     unsafe { send(fd, from, length, 0) }
 }
 
-/// `rwritev`.
+/// Implements `rwritev`.
 ///
 /// # Safety
 /// The list is valid, and its buffers are readable.
@@ -434,7 +434,7 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, list: *const iovec, length: c_
     }))
 }
 
-/// `rpoll`.
+/// Implements `rpoll`.
 ///
 /// # Safety
 /// `entries` is a list of `length` entries.
@@ -461,14 +461,14 @@ pub unsafe extern "C-unwind" fn poll(
 // A list with more entries than a process can have files is invalid.
 const MOST_FILES: nfds_t = c_int::MAX as nfds_t;
 
-// The sets of a `select`, each with the condition that puts a descriptor in it.
+// The three sets of a `select`, each with the events to poll for and the events that put a descriptor into the result.
 const SETS: [(i16, i16); 3] = [
     (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
     (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
     (libc::POLLPRI, libc::POLLPRI),
 ];
 
-/// `rselect`.
+/// Implements `rselect`.
 ///
 /// # Safety
 /// The sets are null or valid; `timeout` is null or readable.
@@ -542,7 +542,7 @@ unsafe fn selected(
     Ok(found)
 }
 
-/// `rgetpeername`.
+/// Implements `rgetpeername`.
 ///
 /// # Safety
 /// As for [`accept`].
@@ -558,7 +558,7 @@ pub unsafe extern "C-unwind" fn getpeername(
     }))
 }
 
-/// `rgetsockname`.
+/// Implements `rgetsockname`.
 ///
 /// # Safety
 /// As for [`accept`].
@@ -574,7 +574,7 @@ pub unsafe extern "C-unwind" fn getsockname(
     }))
 }
 
-/// `rsetsockopt`.
+/// Implements `rsetsockopt`.
 ///
 /// # Safety
 /// `length` bytes are readable at `value`.
@@ -620,7 +620,7 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
     }
 }
 
-// `struct tcp_info` as rdma-core's rsockets fill it: whether there is a connection, and the window.
+// The `struct tcp_info` that rdma-core's rsockets return: whether the socket is connected, and the window.
 fn tcp_info(stream: &Stream) -> Vec<u8> {
     const LENGTH: usize = 104;
     const STATE: usize = 0;
@@ -637,7 +637,7 @@ fn tcp_info(stream: &Stream) -> Vec<u8> {
     info
 }
 
-/// `rgetsockopt`.
+/// Implements `rgetsockopt`.
 ///
 /// # Safety
 /// `length` is writable, and as many bytes as it says are writable at `value`.
@@ -661,7 +661,7 @@ pub unsafe extern "C-unwind" fn getsockopt(
     }))
 }
 
-/// `rfcntl`, with whatever argument: everything but O_NONBLOCK is passed on to the descriptor.
+/// Implements `rfcntl`: O_NONBLOCK applies to the socket; all other commands are passed on to the descriptor.
 pub extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     minus_one(table::get(fd).and_then(|socket| match command {
         libc::F_GETFL => Ok(match socket.waiting().is_nonblocking() {
@@ -687,7 +687,7 @@ pub extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
     }))
 }
 
-/// `riomap`.
+/// Implements `riomap`.
 ///
 /// # Safety
 /// `length` bytes from `at` stay mapped, readable and writable, until `riounmap` or `rclose`.
@@ -717,12 +717,12 @@ pub unsafe extern "C-unwind" fn iomap(
     )
 }
 
-/// `riounmap`.
+/// Implements `riounmap`.
 pub extern "C-unwind" fn iounmap(fd: c_int, at: *mut c_void, length: size_t) -> c_int {
     done(table::get(fd).and_then(|socket| socket.stream()?.unmap(at.addr(), length)))
 }
 
-/// `riowrite`.
+/// Implements `riowrite`.
 ///
 /// # Safety
 /// As for [`send`].
@@ -812,7 +812,7 @@ mod tests {
         let mut length = 0;
         // SAFETY: room as the length says.
         unsafe {
-            // librspreload asks for the family of a socket in this way.
+            // librspreload finds out the address family of a socket in this way.
             let answer = getsockname(fd, std::ptr::null_mut(), &raw mut length);
             assert_eq!((answer, length), (0, 16));
             let mut found = [0_u8; 104];
@@ -837,7 +837,7 @@ mod tests {
                 assert_eq!((value, length), (expected, number));
             }
             assert_eq!(found[0], 7, "no connection");
-            // A stream ignores the address, even an invalid one.
+            // A stream socket ignores the address, even an invalid one.
             let none = found.as_ptr().cast();
             let sent = sendto(fd, found.as_ptr().cast(), 1, 0, none, 16);
             assert_eq!(failed(sent as c_int), libc::ENOTCONN);

@@ -32,7 +32,7 @@ use super::stream::{Family, Mode, Ready, Received};
 use super::waiting::{SLICE, Waiters, Waiting, poll};
 use crate::device::{source_towards, udp_at};
 
-/// A datagram socket.
+/// A datagram rsocket.
 pub(crate) struct Datagram {
     state: Mutex<State>,
     waiting: Waiting,
@@ -52,27 +52,28 @@ struct State {
     is_closed: bool,
 }
 
-// A datagram queue pair on a device.
+// The UD QP of a socket on one device.
 struct Port {
     device: Arc<Opened>,
     attributes: PortAttributes,
     qp: Qp,
     cq: Cq,
     most: usize,
-    // Buffers of received datagrams and of those being sent: slots of equal length.
+    // The buffers of received datagrams and of those being sent, each divided into slots of `slot` bytes.
     slot: usize,
     sink: (Memory, Mr),
     source: (Memory, Mr),
     free: Vec<u32>,
 }
 
-// The path to a peer.
+// The route to a peer: the index of the QP to send from and, once the peer's QP is known, where to send.
 struct Route {
     port: usize,
     to: Option<UdDestination>,
 }
 
-// The paths to peers: whoever sends a datagram has one. Of too many the oldest is forgotten, and found again over UDP.
+// The routes to peers. Each peer that sends a datagram gets one. If there are too many, the oldest is forgotten and found
+// again over UDP.
 #[derive(Default)]
 struct Routes {
     known: HashMap<SocketAddr, Route>,
@@ -88,7 +89,7 @@ impl Routes {
         self.known.get_mut(&to)
     }
 
-    // One to a peer that has none.
+    // Adds a route to a peer that has none.
     fn insert(&mut self, to: SocketAddr, route: Route) {
         if self.by_age.len() >= MOST_ROUTES
             && let Some(oldest) = self.by_age.pop_front()
@@ -106,7 +107,8 @@ struct Arrived {
 }
 
 enum Octets {
-    // A received datagram: of a port, in a slot, at an offset.
+    // A datagram that a QP has received: the index of the QP, the slot, and the offset and length of the data in the
+    // buffers.
     Slot {
         port: usize,
         slot: u32,
@@ -116,30 +118,30 @@ enum Octets {
     Own(Vec<u8>),
 }
 
-/// The Q_Key of datagrams in the UDP port space of the connection manager.
+/// The Q_Key of UD QPs in the UDP port space of the connection manager.
 const QKEY: u32 = 0x0123_4567;
-/// Bits of a receive's identity.
+/// The bit of `wr_id` that marks a receive; the rest of it is the slot.
 const RECEIVE: u64 = 1 << 62;
-/// Most UDP datagrams that wait to be read; further ones are lost.
+/// The most datagrams received over UDP that wait to be read; further ones are dropped.
 const MOST_OVER_UDP: usize = 64;
-/// Most peers whose queue pairs are known.
+/// The most peers whose routes are remembered.
 const MOST_ROUTES: usize = 1024;
 const GRH: usize = 40;
-/// Slots in each direction, if the device has as many.
+/// The number of slots for received datagrams, and for those being sent, if the device allows as many.
 const SLOTS: u32 = 256;
 const TAG: u32 = 0x5555_5555;
 const LONGEST: usize = 1 << 16;
 
-/// The header of a datagram.
+/// Encoding and parsing of the headers of datagrams.
 mod header {
     use super::{IpAddr, SocketAddr, TAG};
 
-    /// The kind of a UDP datagram.
+    /// The kind of a datagram that is sent over UDP.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Kind {
-        /// It carries data.
+        /// The datagram carries data of the program.
         Data,
-        /// It only names the queue pair.
+        /// The datagram carries no data and only names the sender's QP.
         Control,
     }
 
@@ -157,7 +159,7 @@ mod header {
         if ip.is_ipv4() { 4 } else { 6 }
     }
 
-    /// Encodes the header of a UDP datagram.
+    /// Encodes the header of a datagram over UDP, with the number of the sender's QP and its address.
     pub(super) fn put_udp(kind: Kind, qp_num: u32, own: IpAddr, target: &mut Vec<u8>) {
         let length = if own.is_ipv4() { 16 } else { 28 };
         let op = match kind {
@@ -170,7 +172,7 @@ mod header {
         put(own, target);
     }
 
-    /// Parses it: the kind, the queue pair that it names, and the data.
+    /// Parses a datagram over UDP: its kind, the number of the sender's QP, and the data. `None` if the header is invalid.
     pub(super) fn take_udp(bytes: &[u8]) -> Option<(Kind, u32, &[u8])> {
         let (tag, rest) = bytes.split_first_chunk()?;
         let (&[version, op, length, _], rest) = rest.split_first_chunk()?;
@@ -188,7 +190,7 @@ mod header {
         Some((kind, u32::from_be_bytes(*qp_num) & 0xff_ffff, body))
     }
 
-    /// Encodes the header of a datagram between queue pairs.
+    /// Encodes the header of a datagram between QPs, with the sender's address and port.
     pub(super) fn put_direct(own: SocketAddr, target: &mut Vec<u8>) {
         let length = if own.is_ipv4() { 8 } else { 24 };
         target.extend([version(own.ip()), length]);
@@ -199,7 +201,8 @@ mod header {
         put(own.ip(), target);
     }
 
-    /// Parses it: the sender, and the length of the header.
+    /// Parses the header of a datagram between QPs: the sender, and the length of the header in bytes. `None` if it is
+    /// invalid.
     pub(super) fn take_direct(bytes: &[u8]) -> Option<(SocketAddr, usize)> {
         let (&[version, length, high, low], rest) = bytes.split_first_chunk()?;
         let ip: IpAddr = match version {
@@ -213,7 +216,7 @@ mod header {
         (length >= least && length <= bytes.len()).then(|| (SocketAddr::new(ip, port), length))
     }
 
-    /// The longest header between queue pairs.
+    /// The length of the longest header between QPs, in bytes.
     pub(super) const MOST: usize = 24;
 }
 
@@ -263,12 +266,13 @@ impl Port {
         let sge = self.sink.1.sge(slot as usize * self.slot, self.slot as u32);
         if let Ok(sge) = sge {
             let request = ReceiveRequest::new(RECEIVE | u64::from(slot), Data::Sge(sge));
-            // A removed device takes no receives.
+            // Posting a receive fails if the device was removed.
             let _ = self.qp.post_receive(request);
         }
     }
 
-    // Who has sent the message at `at`, and the length of the header that says so. The address has to be that of the packet.
+    // The sender of the received datagram at `at`, and the length of the header that names it. The address must be the one
+    // that the packet came from.
     fn sender(&self, done: &Completion, at: usize, length: usize) -> Option<(SocketAddr, usize)> {
         let (mut grh, mut front) = ([0; GRH], [0; header::MOST]);
         let front = &mut front[..length.min(header::MOST)];
@@ -289,7 +293,7 @@ impl Port {
         })
     }
 
-    // Returns whether there was room.
+    // Posts a datagram. Returns false if no slot is free.
     fn send(&mut self, bytes: &[u8], to: &UdDestination) -> Result<bool, Errno> {
         let Some(slot) = self.free.pop() else {
             return Ok(false);
@@ -343,7 +347,7 @@ impl Datagram {
         &self.waiting
     }
 
-    /// The UDP socket's descriptor, which has to be polled as well.
+    /// The descriptor of the UDP socket, which a waiting thread has to poll too; `None` before the socket is bound.
     pub(crate) fn file(&self) -> Option<i32> {
         lock(&self.state).udp.as_ref().map(AsRawFd::as_raw_fd)
     }
@@ -402,7 +406,7 @@ impl Datagram {
         Ok(())
     }
 
-    /// Sends a datagram.
+    /// Sends a datagram to `to`, or to the connected peer.
     pub(crate) fn send(
         &self,
         parts: &[IoSlice<'_>],
@@ -420,7 +424,7 @@ impl Datagram {
         })
     }
 
-    /// Receives a datagram, truncated to the buffer.
+    /// Receives a datagram, truncated to the buffer. Waits for one, unless the call or the socket is nonblocking.
     pub(crate) fn receive(
         &self,
         sinks: &mut [IoSliceMut<'_>],
@@ -493,7 +497,7 @@ impl State {
         Ok(())
     }
 
-    // The queue pair at an address, created on first use.
+    // The index of the QP on the device at this address. The QP is created on first use.
     fn port_at(&mut self, address: IpAddr) -> Result<usize, Errno> {
         let known = |port: &Port| port.device.address == address;
         if let Some(place) = self.ports.iter().position(known) {
@@ -506,7 +510,7 @@ impl State {
         Ok(self.ports.len() - 1)
     }
 
-    // The path to a peer, as far as it is known.
+    // The index of the QP to send to this peer from. Adds a route if there is none.
     fn route(&mut self, to: SocketAddr) -> Result<usize, Errno> {
         if let Some(route) = self.routes.get(to) {
             return Ok(route.port);
@@ -576,7 +580,8 @@ impl State {
         }
     }
 
-    // Handles UDP datagrams: the sender's queue pair is known from then on, and the sender is told of this one.
+    // Receives datagrams over UDP. Each makes the sender's QP known to this side; data datagrams are answered with a header
+    // that names this side's QP.
     fn take_udp(&mut self) {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.resize(LONGEST, 0);
@@ -617,12 +622,12 @@ impl State {
         if let (Kind::Data, Some(udp)) = (kind, &self.udp) {
             let mut answer = Vec::new();
             header::put_udp(Kind::Control, own_number, own, &mut answer);
-            // If it is lost it is sent again with the next datagram.
+            // If the answer is lost, the sender's next datagram causes another one.
             let _ = udp.send_to(&answer, from);
         }
     }
 
-    // `None` where there is no room.
+    // Sends a datagram: to the peer's QP if that is known, else over UDP. Returns its length; `None` if there is no room.
     fn send(&mut self, parts: &[IoSlice<'_>], to: SocketAddr) -> Result<Option<usize>, Errno> {
         if self.udp.is_none() {
             self.bind(self.family.unspecified())?;

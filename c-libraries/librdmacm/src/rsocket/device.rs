@@ -1,4 +1,5 @@
-//! The devices of rsockets: opened when the first socket needs them, in each process by itself, and closed with the last socket.
+//! The devices that rsockets use: each process opens them when its first socket needs them, and closes them with its last
+//! socket.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use verbs_api::{Context, Device, Pd, Transport};
 use crate::device::{source_towards, those_that_open};
 use crate::errno;
 
-/// An open device.
+/// An open device, for all rsockets of this process.
 pub(crate) struct Opened {
     pub(crate) context: Context,
     pub(crate) pd: Pd,
@@ -32,7 +33,7 @@ struct Table {
 
 static OPENED: PerProcess<Mutex<Table>> = PerProcess::new(Mutex::default);
 
-/// Keeps the devices open: each rsocket has one.
+/// Keeps the devices open. Each rsocket has one; the devices are closed when the last is dropped.
 pub(crate) struct User(());
 
 impl User {
@@ -78,10 +79,11 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     Ok(made)
 }
 
-/// The devices at this address, which may be the wildcard address; without those that cannot be opened.
+/// Opens the devices at this address, or all of its family if it is a wildcard address. Devices that cannot be opened are
+/// left out.
 ///
 /// # Errors
-/// There is none, or none of them can be opened.
+/// There is no device at the address, or none that can be opened.
 pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
     let is_there = |listed: &&ListedDevice| {
         let own = listed.address();
@@ -95,10 +97,11 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
     })
 }
 
-/// The devices on which a listener at this address listens; with `both`, the wildcard address stands for both families.
+/// Opens the devices on which a listener at this address listens. With `both`, the wildcard address includes both address
+/// families.
 ///
 /// # Errors
-/// There is none, or none of them can be opened.
+/// There is no device at the address, or none that can be opened.
 pub(crate) fn listening(address: IpAddr, both: bool) -> Result<Vec<Arc<Opened>>, Errno> {
     if both && address.is_unspecified() {
         let opened = |listed: &'static ListedDevice| listed.room().and_then(|()| opened(listed));
@@ -107,10 +110,11 @@ pub(crate) fn listening(address: IpAddr, both: bool) -> Result<Vec<Arc<Opened>>,
     at(address)
 }
 
-/// The device from which an address is reached: the one at `from`, unless that is the wildcard address.
+/// Opens the device from which an address is reached: the one at `from` or, if that is `None` or a wildcard address, the
+/// one of the system's route to `to`.
 ///
 /// # Errors
-/// There is none.
+/// There is no route, or no device at its source address.
 pub(crate) fn reaching(to: SocketAddr, from: Option<IpAddr>) -> Result<Arc<Opened>, Errno> {
     let from = match from.filter(|from| !from.is_unspecified()) {
         Some(from) => from,

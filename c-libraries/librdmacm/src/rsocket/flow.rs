@@ -1,13 +1,14 @@
-//! Flow control of a stream: counts what may be sent and what was received. Knows no verbs, memory or clock.
+//! Flow control of a stream rsocket, without verbs, memory or clock: how much this side may send, and how much it has
+//! received and may grant again.
 //!
-//! Message numbers have 16 bits and are compared modulo 2^16. A ring is used in two halves, each granted as a whole; the peer
-//! fills one before the other, so that to the reader the bytes lie in one ring.
+//! Message numbers have 16 bits and are compared modulo 2^16. The receiver grants its ring in two halves. The sender fills
+//! one half before the other, so that to the reader the bytes are in one ring.
 
 use std::collections::VecDeque;
 
 use super::protocol::{Message, Target};
 
-/// Bytes of a ring from an offset on: up to its end, and the rest from its start.
+/// Bytes of a ring: `length` bytes from `offset` on, up to the end of the ring at most, and `wrapped` bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingRange {
     pub(crate) offset: u32,
@@ -26,21 +27,21 @@ impl RingRange {
     }
 }
 
-/// What a message occupies until it has completed.
+/// The resources that one message occupies until its work requests have completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reserved {
-    /// Bytes of the send ring.
+    /// The bytes that it occupies in the send ring.
     pub(crate) bytes: u32,
-    /// Requests of the send queue.
+    /// The entries that it occupies in the send queue.
     pub(crate) requests: u8,
-    /// It uses a request reserved for control messages.
+    /// Whether the entries are among those reserved for control messages.
     pub(crate) control: bool,
 }
 
 const CONTROL: u64 = 1 << 63;
 
 impl Reserved {
-    /// The identity of the request whose completion frees all of it.
+    /// Encodes the resources as the `wr_id` of the message's last work request, whose completion frees them.
     pub(crate) fn to_id(self) -> u64 {
         let control = if self.control { CONTROL } else { 0 };
         control | u64::from(self.requests) << 32 | u64::from(self.bytes)
@@ -55,7 +56,7 @@ impl Reserved {
     }
 }
 
-/// The sender's side.
+/// The sending side of one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Sender {
     sent: u16,
@@ -66,20 +67,23 @@ pub(crate) struct Sender {
     ring_size: u32,
     ring_at: u32,
     ring_free: u32,
-    // The rest of the target in use, and the next entry of the list of targets.
+    // The unused rest of the target that bytes are written to, and the index of the entry in the list of targets that is
+    // used next.
     target: Target,
     next: usize,
-    // Where data and message are separate requests.
+    // The entries of the send queue that a data message needs: 2 if its write and its message are separate requests
+    // (iWARP), else 1.
     for_data: u8,
 }
 
-/// Entries in this side's list of targets.
+/// The number of entries in this side's list of targets.
 pub(crate) const TARGETS: usize = 2;
-/// Requests reserved for control messages.
+/// The number of send queue entries that are reserved for control messages.
 pub(crate) const CONTROLS: u32 = 4;
 
 impl Sender {
-    /// With a send queue of `requests` and a ring of `ring` bytes. `separate`: a message is a request of its own.
+    /// The sending side with a send queue of `requests` entries and a send ring of `ring` bytes. With `separate`, a write
+    /// and its message are separate work requests.
     pub(crate) fn new(requests: u32, ring: u32, separate: bool) -> Self {
         let for_data = requests.saturating_sub(CONTROLS).max(2);
         Self {
@@ -97,23 +101,24 @@ impl Sender {
         }
     }
 
-    /// Sets the peer's grants at the beginning of the connection.
+    /// Stores the credits and the first target that the peer grants in its connection data.
     pub(crate) fn open(&mut self, credits: u16, first: Target) {
         self.limit = credits;
         self.target = first;
     }
 
-    /// The peer grants messages up to this number.
+    /// Handles credits of the peer: this side may send messages up to number `limit`.
     pub(crate) fn granted(&mut self, limit: u16) {
         self.limit = limit;
     }
 
-    /// The entry of the list of targets that has to be read before more is sent.
+    /// The index of the entry in the list of targets that has to be read before further bytes can be sent; `None` if the
+    /// current target has room left.
     pub(crate) fn wanted_target(&self) -> Option<usize> {
         (self.target.length == 0).then_some(self.next)
     }
 
-    /// Sets the target that was found there.
+    /// Stores the target that was read from that entry, unless the entry is still empty.
     pub(crate) fn found_target(&mut self, target: Target) {
         if target.length > 0 {
             self.target = target;
@@ -125,7 +130,8 @@ impl Sender {
         self.sent != self.limit && self.requests >= u32::from(self.for_data)
     }
 
-    /// How many bytes may be sent now in one message: through the ring, or outside it if `inline`.
+    /// The number of bytes that can be sent now in one message: by way of the send ring, or without it if the data are
+    /// `inline`. 0 without credits or free send queue entries.
     pub(crate) fn room(&self, inline: bool) -> u32 {
         match self.has_credit() {
             true if inline => self.target.length,
@@ -134,7 +140,8 @@ impl Sender {
         }
     }
 
-    /// Reserves room for bytes: their place in the ring and their target at the peer.
+    /// Reserves resources for a message with `bytes` bytes of data: their place in the send ring, their target at the peer,
+    /// and send queue entries.
     pub(crate) fn take(&mut self, bytes: u32, inline: bool) -> (RingRange, Target, Reserved) {
         let (stretch, taken) = self.take_ring(bytes, inline, self.for_data);
         self.sent = self.sent.wrapping_add(1);
@@ -161,7 +168,7 @@ impl Sender {
         (stretch, taken)
     }
 
-    /// How many bytes may be written now to a map of the peer's, without a message.
+    /// The number of bytes that can be written now to a map of the peer, which takes no message and no credit.
     pub(crate) fn room_unannounced(&self, inline: bool) -> u32 {
         match self.requests {
             0 => 0,
@@ -170,12 +177,12 @@ impl Sender {
         }
     }
 
-    /// Reserves room for them.
+    /// Reserves resources for a write of `bytes` bytes to a map of the peer.
     pub(crate) fn take_unannounced(&mut self, bytes: u32, inline: bool) -> (RingRange, Reserved) {
         self.take_ring(bytes, inline, 1)
     }
 
-    /// Reserves what a message about a map needs, if available.
+    /// Reserves resources for a message that announces a map; `None` if there are no credits or send queue entries.
     pub(crate) fn take_mapped(&mut self) -> Option<Reserved> {
         self.has_credit().then(|| {
             self.sent = self.sent.wrapping_add(1);
@@ -183,7 +190,7 @@ impl Sender {
         })
     }
 
-    /// Reserves what a control message needs, if available.
+    /// Reserves `requests` send queue entries for a control message; `None` if too few of those reserved for them are free.
     pub(crate) fn take_control(&mut self, requests: u8) -> Option<Reserved> {
         let left = self.control.checked_sub(u32::from(requests))?;
         self.control = left;
@@ -194,7 +201,7 @@ impl Sender {
         })
     }
 
-    /// A request has completed: frees what its message occupied.
+    /// Frees the resources of a message whose last work request has completed.
     pub(crate) fn completed(&mut self, taken: Reserved) {
         let requests = u32::from(taken.requests);
         if taken.control {
@@ -205,46 +212,47 @@ impl Sender {
         }
     }
 
-    /// Whether nothing is outstanding.
+    /// Whether no work request of this side is outstanding.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests == self.most_requests && self.control == CONTROLS
     }
 }
 
-/// The receiver's side.
+/// The receiving side of one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     size: u32,
     read_at: u32,
     unread: u32,
-    // Unread bytes of each message.
+    // The unread bytes of each received message.
     messages: VecDeque<u32>,
     taken: u16,
     credits: u16,
-    // The number of messages received when credits were last granted.
+    // The number of messages that had been received when credits were last granted.
     granted_at: u16,
-    // Bytes of the ring that were read and not granted again, and where they begin.
+    // The bytes of the ring that were read and not granted to the peer again, and where they begin.
     free: u32,
     free_at: u32,
     entries: u32,
     entry: u32,
 }
 
-/// The peer has sent more than it was granted.
+/// The peer has sent more bytes or messages than it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantExceeded;
 
-/// A grant for the peer.
+/// What this side grants to the peer next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// The number up to which it may send messages.
+    /// The number up to which the peer may send messages.
     pub(crate) limit: u16,
-    /// Half of the ring, from this offset on, and the entry of its list of targets for it.
+    /// The offset of the half of the ring that is granted, and the index of the entry in the peer's list of targets to
+    /// write it to; `None` if no half is granted.
     pub(crate) half: Option<(u32, u32)>,
 }
 
 impl Receiver {
-    /// A ring of `size` bytes, of which the first half is granted, and this many messages.
+    /// The receiving side with a ring of `size` bytes, which grants the first half of it and `credits` messages.
     pub(crate) fn new(size: u32, credits: u16) -> Self {
         Self {
             size,
@@ -261,21 +269,21 @@ impl Receiver {
         }
     }
 
-    /// Messages granted at the beginning.
+    /// The number of messages that the peer may send before further credits.
     pub(crate) fn credits(&self) -> u16 {
         self.credits
     }
 
-    /// Sets how many entries the peer's list of targets has.
+    /// Stores the number of entries in the peer's list of targets.
     pub(crate) fn open(&mut self, entries: u32) {
         self.entries = entries.max(1);
         self.entry = 1 % self.entries;
     }
 
-    /// Bytes were received.
+    /// Handles a message that announces `bytes` bytes in the ring.
     ///
     /// # Errors
-    /// More than were granted.
+    /// The peer has sent more bytes or messages than it was granted.
     pub(crate) fn arrived(&mut self, bytes: u32) -> Result<(), GrantExceeded> {
         let unread = self.unread.checked_add(bytes).ok_or(GrantExceeded)?;
         if unread > self.size || self.messages.len() >= usize::from(self.credits) {
@@ -289,23 +297,23 @@ impl Receiver {
         Ok(())
     }
 
-    /// A message of another kind was received that uses a credit.
+    /// Handles a message without data that uses a credit.
     pub(crate) fn noticed(&mut self) {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// How many bytes can be read.
+    /// The number of bytes that can be read.
     pub(crate) fn unread(&self) -> u32 {
         self.unread
     }
 
-    /// Where they are: up to `most` of them, behind the first `behind`.
+    /// Where unread bytes are in the ring: up to `most` of them, after the first `behind`.
     pub(crate) fn peek(&self, behind: u32, most: u32) -> RingRange {
         let length = self.unread.saturating_sub(behind).min(most);
         RingRange::of((self.read_at + behind) % self.size, length, self.size)
     }
 
-    /// Bytes were read, of those that there are.
+    /// Notes that the program has read this many of the unread bytes, which makes their room in the ring free.
     pub(crate) fn read(&mut self, bytes: u32) {
         self.read_at = (self.read_at + bytes) % self.size;
         self.unread -= bytes;
@@ -322,7 +330,7 @@ impl Receiver {
         }
     }
 
-    /// The grant that is due, once half of the ring or of the credits is used up.
+    /// The grant that should be sent now; `None` until half of the ring or of the credits is used up.
     pub(crate) fn due(&self) -> Option<Grant> {
         let used = self.taken.wrapping_sub(self.granted_at);
         let has_half = self.free >= self.size / 2;
@@ -332,7 +340,7 @@ impl Receiver {
         })
     }
 
-    /// The grant was sent.
+    /// Notes that this grant was sent.
     pub(crate) fn granted(&mut self, grant: Grant) {
         self.granted_at = grant.limit.wrapping_sub(self.credits);
         if grant.half.is_some() {
@@ -351,7 +359,8 @@ mod tests {
 
     const RING: u32 = 64;
 
-    // Both ends of one direction with their memories: what is written to the targets is what is read.
+    // Both sides of one direction, with their memories: the bytes that are written to the targets are the bytes that are
+    // read.
     struct Pair {
         out: Sender,
         incoming: Receiver,
@@ -454,7 +463,7 @@ mod tests {
                     _ => pair.complete(),
                 }
             }
-            // With both sides working, any amount gets through, whatever went before.
+            // If both sides keep working, any number of bytes gets through, whatever happened before.
             let mut through = 0;
             for _ in 0..200 {
                 through += pair.send(7, false);

@@ -1,24 +1,24 @@
-//! The sizes of a socket, and its options.
+//! The options of an rsocket, and the sizes of its queues and buffers.
 
 use std::ffi::c_int;
 use std::time::Duration;
 
 use polyverbs_libibverbs::errno::Errno;
 
-/// Sizes of a connection, with the names of rsocket(7).
+/// The sizes of a connection's queues and buffers, which options set; the names are those of rsocket(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Requests of the send queue.
+    /// The entries of the send queue (`RDMA_SQSIZE`).
     pub(crate) sends: u16,
-    /// Messages that may be on their way to this side.
+    /// The receives for messages of the peer, which are its credits (`RDMA_RQSIZE`).
     pub(crate) receives: u16,
-    /// Bytes of the send ring.
+    /// The length of the send ring, in bytes (`SO_SNDBUF`).
     pub(crate) send_ring: u32,
-    /// Bytes of the receive ring.
+    /// The length of the receive ring, in bytes (`SO_RCVBUF`).
     pub(crate) ring: u32,
-    /// Bytes that are sent inline, outside the ring.
+    /// The most bytes that are sent as inline data, without the send ring (`RDMA_INLINE`).
     pub(crate) inline: u32,
-    /// Maps that the peer may announce.
+    /// The number of maps that the peer may announce (`RDMA_IOMAPSIZE`).
     pub(crate) maps: u32,
 }
 
@@ -35,7 +35,7 @@ impl Default for Sizes {
     }
 }
 
-/// The options of `rsetsockopt`.
+/// The options of a socket, as `rsetsockopt` sets them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) sizes: Sizes,
@@ -53,17 +53,17 @@ pub(crate) struct Options {
     broadcast: bool,
 }
 
-/// `SOL_RDMA`.
+/// The option level `SOL_RDMA` of rsockets.
 const RDMA: c_int = 0x10000;
 const RDMA_SQSIZE: c_int = 0;
 const RDMA_RQSIZE: c_int = 1;
 const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
 
-// The answer to a program that asks for the congestion control.
+// The value of TCP_CONGESTION, which some programs ask for.
 const CONGESTION: &[u8] = b"rdma\0";
 
-/// Least requests of a queue.
+/// The fewest entries of a queue; smaller sizes are raised to it.
 pub(crate) const FEWEST: u32 = 16;
 const MOST: u32 = 0xfffe;
 const LEAST_RING: u32 = 4096;
@@ -78,27 +78,27 @@ fn queue(value: &[u8]) -> Result<u16, Errno> {
     Ok(number(value)?.clamp(FEWEST, MOST) as u16)
 }
 
-// At least the given size, in two halves of whole pages.
+// The size of a ring: two halves, each of at least the given size and of whole pages.
 fn ring(value: &[u8]) -> Result<u32, Errno> {
     let wanted = number(value)?.clamp(LEAST_RING, MOST_RING / 2);
     Ok(wanted.next_multiple_of(LEAST_RING) * 2)
 }
 
 impl Options {
-    /// Whether a listener at IPv6's wildcard address excludes IPv4.
+    /// Whether a listener at the IPv6 wildcard address accepts no IPv4 connections (`IPV6_V6ONLY`).
     pub(crate) fn is_alone_in_family(&self) -> bool {
         self.v6_only
     }
 
-    /// Whether its address may be shared.
+    /// Whether the address of the socket may be shared with other sockets (`SO_REUSEADDR`).
     pub(crate) fn reuses_address(&self) -> bool {
         self.reuse_addr
     }
 
-    /// Sets an option. `is_made`: the buffers exist already.
+    /// Sets an option. `is_made`: the QP and the buffers of the socket exist already.
     ///
     /// # Errors
-    /// The option is unknown or too short, or it is too late.
+    /// The option is unknown, its value is too short, or it can no longer be set because the QP exists.
     pub(crate) fn set(
         &mut self,
         level: c_int,
@@ -112,7 +112,7 @@ impl Options {
         };
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-                // The buffers of an existing connection do not change, which is no error.
+                // The buffers of an existing connection do not change, which is not an error.
                 let ring = ring(value)?;
                 if let Ok(sizes) = sizes {
                     sizes.ring = ring;
@@ -133,7 +133,7 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.oob_inline = number(value)? != 0,
             (libc::SOL_SOCKET, libc::SO_BROADCAST) => self.broadcast = number(value)? != 0,
             (libc::IPPROTO_IP, libc::IP_TOS) => self.type_of_service = number(value)?,
-            // There is only one congestion control, and rdma-core's rsockets accept every name for it.
+            // There is only one kind of congestion control, and rdma-core's rsockets accept every name for it.
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {}
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.no_delay = number(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.max_segment = number(value)?,
@@ -150,7 +150,7 @@ impl Options {
         Ok(())
     }
 
-    /// The value of an option, as bytes.
+    /// The value of an option, in the bytes that `rgetsockopt` returns.
     ///
     /// # Errors
     /// The option is unknown.

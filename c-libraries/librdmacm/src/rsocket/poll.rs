@@ -1,4 +1,4 @@
-//! Polling several rsockets and other files at the same time.
+//! Polling of several rsockets and other files at the same time (`rpoll`).
 
 use std::ffi::c_short;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use super::stream::Ready;
 use super::table::{self, Socket};
 use super::waiting::{Deadline, SLICE, SPIN, Waker, poll};
 
-/// The entries of a `poll`, separated by kind.
+/// The entries of an `rpoll`, separated into rsockets and other files.
 struct Polled<'a> {
     entries: &'a mut [pollfd],
     sockets: Vec<(usize, Socket)>,
-    // Other files, with their indices.
+    // The entries that are other files, and their indices among all entries.
     files: Vec<pollfd>,
     places: Vec<usize>,
 }
@@ -60,7 +60,7 @@ impl<'a> Polled<'a> {
         }
     }
 
-    // How many sockets are ready.
+    // Polls the rsockets. Returns how many are ready. With `arm`, changes wake the waiting thread.
     fn look_at_sockets(&mut self, arm: bool) -> usize {
         let mut count = 0;
         for (place, socket) in &self.sockets {
@@ -71,7 +71,7 @@ impl<'a> Polled<'a> {
         count
     }
 
-    // The same for other files, after waiting for them for this long.
+    // Polls the other files, for up to `time`. Returns how many are ready.
     fn look_at_files(&mut self, time: Duration) -> Result<usize, Errno> {
         if self.files.is_empty() {
             return Ok(0);
@@ -96,7 +96,8 @@ impl<'a> Polled<'a> {
             let Some(left) = deadline.left(SLICE).filter(|_| found == 0) else {
                 return Ok(found);
             };
-            // Neither the thread's own descriptor nor one of a socket has an index among the program's.
+            // The waker of this thread and the UDP sockets of rsockets are polled too; they have no index among the
+            // program's entries.
             let own = self.files.len();
             let fds = self.sockets.iter().filter_map(|(_, socket)| socket.file());
             let others = std::iter::once(waker.fd()).chain(fds).map(|fd| pollfd {
@@ -113,10 +114,10 @@ impl<'a> Polled<'a> {
     }
 }
 
-/// Waits until something is ready, or for the deadline. Returns how many entries are ready.
+/// Waits until an entry is ready or the deadline has passed. Returns the number of ready entries.
 ///
 /// # Errors
-/// A signal arrived; a socket belongs to the parent process.
+/// A signal arrived; or `EBADF`: this process has inherited one of the sockets from its parent.
 pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, Errno> {
     let mut polled = Polled::new(entries);
     let is_parents = |(_, socket): &(usize, Socket)| socket.waiting().is_parents();

@@ -14,18 +14,18 @@
 //! Request and reply are in network order. Targets and maps are in the byte order of the side in whose memory they lie, because
 //! that side reads them there.
 
-/// Memory that may be written.
+/// A range of registered memory that the peer may write by RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Its address.
+    /// The address of the first byte.
     pub(crate) addr: u64,
-    /// Its key.
+    /// The rkey of the memory.
     pub(crate) key: u32,
-    /// Its length in bytes; of a list of targets, in entries.
+    /// The length in bytes; for a list of targets, in entries.
     pub(crate) length: u32,
 }
 
-/// The byte order of a side's memory.
+/// The byte order of the memory of one side, which it announces in its connection data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteOrder {
     Big,
@@ -33,7 +33,7 @@ pub(crate) enum ByteOrder {
 }
 
 impl ByteOrder {
-    /// This machine's.
+    /// The byte order of this machine.
     pub(crate) const HERE: Self = if cfg!(target_endian = "big") {
         Self::Big
     } else {
@@ -64,7 +64,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Target {
-    /// Length of an encoded target.
+    /// The length of an encoded target, in bytes.
     pub(crate) const LEN: usize = 16;
 
     pub(crate) fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
@@ -84,17 +84,18 @@ impl Target {
     }
 }
 
-/// A map: memory of the peer's program that may be written by offset.
+/// A map (`riomap`): memory of the peer's program that this side may write by `riowrite`, at an offset that the peer's
+/// program has chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Map {
-    /// The offset of its first byte.
+    /// The offset that stands for the first byte of the memory.
     pub(crate) offset: u64,
-    /// Its memory.
+    /// The memory of the peer's program.
     pub(crate) target: Target,
 }
 
 impl Map {
-    /// Length of an encoded map.
+    /// The length of an encoded map, in bytes.
     pub(crate) const LEN: usize = 8 + Target::LEN;
 
     pub(crate) fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
@@ -104,7 +105,7 @@ impl Map {
         bytes
     }
 
-    /// Parses one from this machine's memory.
+    /// Parses a map that the peer has written to this side's memory, in this machine's byte order.
     pub(crate) fn read(bytes: &[u8; Self::LEN]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 4];
@@ -126,7 +127,7 @@ impl Map {
         }
     }
 
-    /// The address for `offset`, and how many bytes there are from it on.
+    /// The target for `offset` and the rest of the map after it; `None` if the map does not include the offset.
     pub(crate) fn find(&self, offset: u64) -> Option<Target> {
         let into = offset.checked_sub(self.offset)?;
         let left = u64::from(self.target.length).checked_sub(into)?;
@@ -138,18 +139,18 @@ impl Map {
     }
 }
 
-/// The parameters that each side sends to the other.
+/// The parameters that each side sends to the other, in the private data of the connection request and reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnData {
-    /// Its byte order.
+    /// The byte order of the sender's memory.
     pub(crate) order: ByteOrder,
-    /// Messages that it accepts before it grants more.
+    /// The number of messages that the peer may send before it gets further credits.
     pub(crate) credits: u16,
-    /// Maps that it accepts; `None` where the protocol does not say.
+    /// The number of maps that the peer may announce; `None` if the peer's version of the protocol does not state it.
     pub(crate) maps: Option<u32>,
-    /// Its list of targets, followed by its maps.
+    /// The list of targets of the sender, which is followed in memory by its list of maps.
     pub(crate) list: Target,
-    /// The first half of its receive ring.
+    /// The first half of the sender's receive ring, which the peer fills first.
     pub(crate) ring: Target,
 }
 
@@ -158,7 +159,7 @@ const BIG_ENDIAN: u8 = 1;
 const HAS_MAPS: u8 = 1 << 1;
 
 impl ConnData {
-    /// Their encoded length.
+    /// The length of encoded connection data, in bytes.
     pub(crate) const LEN: usize = 8 + 2 * Target::LEN;
 
     pub(crate) fn emit(&self) -> [u8; Self::LEN] {
@@ -177,7 +178,7 @@ impl ConnData {
         bytes
     }
 
-    /// `None` for another format or version. The rest is padding.
+    /// Parses connection data. Returns `None` if it is too short or has another version. Bytes after it are padding.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..Self::LEN)?;
         let flags = bytes[1];
@@ -194,7 +195,7 @@ impl ConnData {
         })
     }
 
-    /// Where its map of this index is to be written.
+    /// The address at which the peer has to write its map with this index.
     pub(crate) fn map_address(&self, index: u32) -> u64 {
         let before =
             u64::from(self.list.length) * Target::LEN as u64 + u64::from(index) * Map::LEN as u64;
@@ -204,7 +205,7 @@ impl ConnData {
 
 const SCALED: u8 = 1 << 7;
 
-/// A number in eight bits: up to 128 itself, larger ones in steps of 256.
+/// Encodes a number in eight bits: up to 128 as it is, larger ones in steps of 256.
 fn to_scale(value: u32) -> u8 {
     match value {
         0..=128 => value as u8,
@@ -219,27 +220,28 @@ fn from_scale(scaled: u8) -> u32 {
     }
 }
 
-/// How many maps a side accepts that was asked for this many: a number that can be encoded.
+/// The number of maps that a side announces if it can take `wanted` of them: the nearest one not above it that can be
+/// encoded.
 pub(crate) fn maps_told(wanted: u32) -> u32 {
     from_scale(to_scale(wanted))
 }
 
-/// A message.
+/// A message of 32 bits, which is sent after each write to the ring and to inform the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// This many bytes were written to the ring.
+    /// The sender has written this many bytes to the receiver's ring.
     Data(u32),
-    /// Credits up to this message number. A target may have been written.
+    /// Credits: the receiver may send messages up to this number. The sender may also have written a new target.
     Credits(u16),
-    /// The map of this index was written.
+    /// The sender has written the map with this index.
     Mapped(u32),
-    /// The peer neither sends nor receives any more.
+    /// The sender neither sends nor receives from now on.
     Disconnect,
-    /// Keep-alive, without content.
+    /// A keep-alive without content.
     KeepAlive,
-    /// The peer sends no more.
+    /// The sender sends no data from now on; it still receives.
     Shutdown,
-    /// Unknown in this version.
+    /// A message that this version of the protocol does not define.
     Unknown(u32),
 }
 
@@ -251,7 +253,7 @@ const MAPPED: u32 = 6;
 const CONTROL: u32 = 7;
 
 impl Message {
-    /// Most bytes that one message announces.
+    /// The most bytes that one message can announce.
     pub(crate) const MOST: u32 = VALUE;
 
     pub(crate) fn bits(self) -> u32 {
@@ -271,7 +273,7 @@ impl Message {
         let value = bits & VALUE;
         match (bits >> KIND, value) {
             (DATA, bytes) => Self::Data(bytes),
-            // Message numbers have 16 bits, and the sender's may have wrapped.
+            // Message numbers have 16 bits; some senders put larger ones, which wrap, into the field.
             (CREDITS, limit) => Self::Credits(limit as u16),
             (MAPPED, index) => Self::Mapped(index),
             (CONTROL, 0) => Self::Disconnect,
@@ -356,7 +358,7 @@ mod tests {
         let found = map.find(1040).unwrap();
         assert_eq!((found.addr, found.key, found.length), (0x7028, 9, 60));
         assert_eq!((map.find(999), map.find(1100)), (None, None));
-        // Behind two targets.
+        // The maps follow two targets.
         assert_eq!(HELLO.map_address(2), HELLO.list.addr + 32 + 48);
     }
 

@@ -1,7 +1,8 @@
 //! Stream rsockets: binding, listening, connecting, sending and receiving.
 //!
-//! One lock protects the state of a socket. It is held while bytes are copied, and never while a thread waits. Handlers of the
-//! connection manager do not take it: they leave events in a mailbox, from which the next user of the socket takes them.
+//! One lock protects the state of a socket. It is held while bytes are copied, and never while a thread waits. Callbacks of
+//! the connection manager do not take it: they put events into a mailbox, and the next thread that locks the state handles
+//! them.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -23,19 +24,19 @@ use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
 use crate::errno;
 use crate::ports::some_port;
 
-/// A stream socket.
+/// A stream rsocket.
 pub(crate) struct Stream {
     state: Mutex<State>,
     mailbox: Mutex<VecDeque<Notice>>,
     waiting: Waiting,
 }
 
-// Events of the connection manager.
+// Events that callbacks of the connection manager report to the socket.
 enum Notice {
     Connected(ConnData, Connection),
     Failed(Errno),
     Over,
-    /// A peer has connected to a listening socket.
+    /// For a listening socket: a peer has completed its connection, which the program can accept.
     Accepted(Arc<Stream>),
 }
 
@@ -47,11 +48,11 @@ struct State {
     peer: Option<SocketAddr>,
     qp: Option<StreamQp>,
     connection: Option<Connection>,
-    // The error that SO_ERROR reports, once.
+    // The error that SO_ERROR returns, once; `None` if there is none.
     error: Option<Errno>,
     reads: bool,
     writes: bool,
-    // Of a listening socket: connections that wait for the program.
+    // For a listening socket: the connections that wait for the program to accept them.
     accepted: VecDeque<Arc<Stream>>,
 }
 
@@ -63,7 +64,7 @@ enum Stage {
     Closed,
 }
 
-/// The address families of a socket.
+/// The address family of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -79,22 +80,22 @@ impl Family {
         SocketAddr::new(ip, 0)
     }
 
-    /// The address that a program means: an IPv6 socket names IPv4 addresses in mapped form.
+    /// Converts an address of the program for this socket: an IPv4-mapped IPv6 address becomes the IPv4 address.
     ///
     /// # Errors
-    /// It is of the other family.
+    /// The address is of the other family.
     fn meant(self, at: SocketAddr) -> Result<SocketAddr, Errno> {
         if at.is_ipv4() != (self == Self::V4) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
         Ok(match at.ip().to_canonical() {
             IpAddr::V4(ip) => SocketAddr::new(ip.into(), at.port()),
-            // With its scope.
+            // The address keeps its scope.
             IpAddr::V6(_) => at,
         })
     }
 
-    /// An address in the form that the program expects.
+    /// Converts an address for the program: for an IPv6 socket, an IPv4 address becomes an IPv4-mapped one.
     fn shown(self, at: SocketAddr) -> SocketAddr {
         match at.ip() {
             IpAddr::V4(ip) if self == Self::V6 => {
@@ -105,7 +106,7 @@ impl Family {
     }
 }
 
-/// Which calls would not block, as in `poll`.
+/// The conditions that `rpoll` reports for a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready {
     pub(crate) read: bool,
@@ -114,32 +115,34 @@ pub(crate) struct Ready {
     pub(crate) hang_up: bool,
 }
 
-/// Half a second, seven times: a busy peer is not a dead one.
+/// The ACK timeout of connections, half a second in the encoding of verbs. With seven retries, a busy peer is not taken for
+/// a dead one.
 const ACK_TIMEOUT: u8 = 17;
-/// How long closing waits for sent bytes, unless SO_LINGER says otherwise.
+/// How long a close waits for sent bytes to arrive, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Requests that may be pending in any case. The peers of some may not exist: TCP has a queue of its own for half-open connections.
+/// The least backlog of a listener, whatever the program asks for. Peers with forged addresses can take places in it, where
+/// TCP has a separate queue for half-open connections.
 const LEAST_BACKLOG: usize = 128;
 
-/// The result of a receive.
+/// The result of a receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) bytes: usize,
-    /// A datagram was truncated.
+    /// Whether a datagram was longer than the buffer and was truncated.
     pub(crate) is_cut: bool,
-    /// The sender of a datagram.
+    /// The sender of a datagram; `None` on a stream.
     pub(crate) from: Option<SocketAddr>,
 }
 
-/// The mode of a send or receive.
+/// The flags of a send or receive call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mode {
-    /// Non-blocking.
+    /// The call does not wait (`MSG_DONTWAIT`).
     pub(crate) no_wait: bool,
-    /// Received bytes stay in the socket.
+    /// The received bytes stay in the socket (`MSG_PEEK`).
     pub(crate) peek: bool,
-    /// Waits for all bytes.
+    /// The call waits until all bytes have arrived (`MSG_WAITALL`).
     pub(crate) all: bool,
 }
 
@@ -181,7 +184,7 @@ impl Stream {
         self.waiting.waiters.wake();
     }
 
-    // Locks the state, after the mailbox was emptied into it.
+    // Locks the state, handles the events of the mailbox and the completions, and then calls `look`.
     fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let notices = std::mem::take(&mut *lock(&self.mailbox));
@@ -196,7 +199,7 @@ impl Stream {
         look(&mut state)
     }
 
-    // Repeats an attempt until it has an outcome.
+    // Calls `attempt` on the locked state until it returns an outcome, and puts the thread to sleep in between.
     fn until<T>(
         &self,
         no_wait: bool,
@@ -220,7 +223,7 @@ impl Stream {
         })
     }
 
-    /// What would not block now. `arm`: waiters are woken when that changes.
+    /// The conditions that hold now. With `arm`, the socket's waiters are woken when they change.
     pub(crate) fn ready(&self, arm: bool) -> Ready {
         self.look(|state| {
             let mut ready = state.ready();
@@ -229,7 +232,8 @@ impl Stream {
                 ready = state.ready();
             }
             if arm && ready != Ready::default() {
-                // Conditions that nobody waits for may hold already, and others may come to hold.
+                // Conditions that the program does not poll for may hold already, and others may come to hold, so the CQ is
+                // armed anyway.
                 while state.arm() {
                     state.progress();
                 }
@@ -239,12 +243,12 @@ impl Stream {
         })
     }
 
-    /// Sends a keep-alive after a while without traffic.
+    /// Sends a keep-alive if there was no traffic for [`SLICE`], one second.
     pub(crate) fn probe(&self) {
         self.look(State::probe);
     }
 
-    /// Binds the socket to an address.
+    /// Binds the socket to an address, which must be that of a device or a wildcard.
     pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
         self.look(|state| {
             if !matches!(state.stage, Stage::New) || state.local.is_some() {
@@ -262,7 +266,8 @@ impl Stream {
         })
     }
 
-    /// Listens on every device at its address.
+    /// Listens on each device at the socket's address. Connections are accepted on a thread of their own; up to about
+    /// `backlog` of them wait for the program.
     pub(crate) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         if let Stage::Listening(_) = state.stage {
@@ -274,13 +279,13 @@ impl Stream {
         let mut at = state.local.unwrap_or_else(|| state.family.unspecified());
         let mut listeners = Vec::new();
         let mut refused = Errno(libc::ENODEV);
-        // A listener at any address accepts both families, unless told otherwise.
+        // A listener at the IPv6 wildcard address accepts both families, unless IPV6_V6ONLY is set.
         let both = state.family == Family::V6 && !state.options.is_alone_in_family();
         for device in device::listening(at.ip(), both)? {
             let own = SocketAddr::new(device.address, at.port());
             match device.connector.listen(own, backlog.max(LEAST_BACKLOG)) {
                 Ok(listener) => {
-                    // All devices at one address use the same port.
+                    // The devices at one address share the port.
                     at.set_port(listener.address().port());
                     listeners.push((device, listener));
                 }
@@ -295,7 +300,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The next connection, and its peer's address.
+    /// Takes the next connection that waits, and its peer's address. Waits for one if the socket is blocking.
     pub(crate) fn accept(&self) -> Result<(Arc<Self>, SocketAddr), Errno> {
         let no_wait = self.waiting.is_nonblocking();
         let made = self.until(no_wait, Deadline::NEVER, |state| {
@@ -310,12 +315,13 @@ impl Stream {
         Ok((made, peer))
     }
 
-    /// For a listening socket: a peer has connected.
+    /// For a listening socket: adds a connection that the program can accept.
     pub(super) fn offer(&self, made: Arc<Self>) {
         self.tell(Notice::Accepted(made));
     }
 
-    /// For a listening socket: a socket for the peer that asks at this device, its queue pair, and what to accept with.
+    /// For a listening socket: makes a socket for the peer of a connection request. Returns it with its QP and the options
+    /// by which the request is to be accepted.
     ///
     /// # Errors
     /// The device has no room for it.
@@ -336,7 +342,8 @@ impl Stream {
         Ok((made, qp, options))
     }
 
-    // A queue pair, and the parameters for the peer.
+    // Creates the QP of the socket. Returns it with the options of the connection, which contain this side's connection
+    // data.
     fn make_qp(&self, device: &Opened) -> Result<(Qp, ConnectionOptions), Errno> {
         let sizes = lock(&self.state).options.sizes;
         let stream_qp = StreamQp::new(device, &sizes)?;
@@ -355,7 +362,8 @@ impl Stream {
         Ok((qp, options))
     }
 
-    /// Connects.
+    /// Connects the socket to a peer. Waits until the connection is established or has failed, unless the socket is
+    /// nonblocking.
     pub(crate) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
         let begins = self.look(|state| match state.stage {
             Stage::New => {
@@ -399,7 +407,7 @@ impl Stream {
         state.peer = Some(to);
         let port = match (from.map_or(0, |from| from.port()), device.transport) {
             (0, Transport::InfiniBand) => some_port(),
-            // The system chooses the address of a stream.
+            // On iWARP the system chooses the source port of the TCP connection.
             (port, _) => port,
         };
         state.local = Some(SocketAddr::new(device.address, port));
@@ -423,7 +431,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The attempt to connect has an outcome.
+    /// Reports the outcome of an attempt to connect to the socket: the connection with the peer's connection data, or the
+    /// error.
     pub(super) fn established(
         stream: &Weak<Self>,
         done: Result<Connection, ConnectError>,
@@ -446,7 +455,7 @@ impl Stream {
         });
     }
 
-    /// Sends bytes. Returns how many: all, if it waits.
+    /// Sends bytes. Returns their number: all of them, unless the call may not wait or the connection ends.
     pub(crate) fn send(&self, parts: &[IoSlice<'_>], mode: Mode) -> Result<usize, Errno> {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut sent = 0;
@@ -458,7 +467,8 @@ impl Stream {
         })
     }
 
-    /// Writes bytes to where the peer's program has mapped `offset`.
+    /// Writes bytes to the memory that the peer's program has mapped at `offset`. Returns their number: all of them, unless
+    /// the call may not wait or the connection ends.
     pub(crate) fn write_at(&self, source: &[u8], offset: u64, mode: Mode) -> Result<usize, Errno> {
         let mut sent = 0;
         self.move_out(mode, source.len(), &mut sent, |qp, sent| {
@@ -497,13 +507,13 @@ impl Stream {
         });
         match moved {
             Ok(()) => Ok(total),
-            // Progress made before an error counts; the next call reports the error.
+            // If some bytes were sent before an error, their number is returned; the next call reports the error.
             Err(_) if *sent > 0 => Ok(*sent),
             Err(error) => Err(error),
         }
     }
 
-    /// Receives bytes: 0 at the end.
+    /// Receives bytes and returns their number; 0 at the end of the peer's data.
     pub(crate) fn receive(&self, sinks: &mut [IoSliceMut<'_>], mode: Mode) -> Result<usize, Errno> {
         let total: usize = sinks.iter().map(|sink| sink.len()).sum();
         let no_wait = mode.no_wait || self.waiting.is_nonblocking();
@@ -530,7 +540,7 @@ impl Stream {
         }
     }
 
-    /// Shuts one or both directions down.
+    /// Ends sending, receiving, or both. If it ends sending, waits until sent bytes have arrived.
     pub(crate) fn shutdown(&self, reads: bool, writes: bool) -> Result<(), Errno> {
         self.shutdown_within(reads, writes, Deadline::after(LINGER))
     }
@@ -560,12 +570,13 @@ impl Stream {
             is_told |= !is_told && qp.control(message);
             (is_told && qp.is_idle()).then_some(Ok(()))
         };
-        // Signals do not interrupt it. If there is nothing left to send, a peer that accepts no more is no error.
+        // Signals do not interrupt this wait.
         while self.until(false, deadline, &mut arrived) == Err(INTERRUPTED) {}
         Ok(())
     }
 
-    /// Closes the socket, after sent bytes have arrived as far as this side can ensure that.
+    /// Closes the socket after sent bytes have arrived, as far as the transport reports that, or the linger time has
+    /// passed.
     pub(crate) fn close(&self) {
         let deadline = self.look(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
@@ -575,7 +586,7 @@ impl Stream {
         self.end();
     }
 
-    /// Ends the socket at once, whatever has not arrived.
+    /// Closes the socket at once, even if sent bytes have not arrived.
     pub(super) fn end(&self) {
         let mut state = lock(&self.state);
         let stage = std::mem::replace(&mut state.stage, Stage::Closed);
@@ -583,7 +594,8 @@ impl Stream {
         let connection = state.connection.take();
         drop(state);
         self.waiting.waiters.wake();
-        // With no lock held, since these call back. Once the thread that accepts has ended, nothing more is left in the mailbox.
+        // No lock is held, because these objects call back when they are dropped. Once the accepting thread has ended, no
+        // further event comes to the mailbox.
         if let Stage::Listening(accepting) = stage {
             accepting.end();
         }
@@ -601,7 +613,8 @@ impl Stream {
         }
     }
 
-    /// Lets the peer write the program's memory at `offset`; -1 stands for its address. Returns the offset.
+    /// Maps memory of the program, which the peer can write at `offset`; `None` uses the address as the offset. If not
+    /// `is_remote`, the peer gets no write access and is not informed. Returns the offset.
     ///
     /// # Safety
     /// `length` bytes from `address` stay mapped, readable and writable, until [`unmap`](Self::unmap) or
@@ -618,7 +631,7 @@ impl Stream {
         if address.is_null() || length == 0 {
             return Err(Errno::INVAL);
         }
-        // An accepted connection may not be established yet.
+        // A connection that the program has just accepted may not be established yet, so this waits.
         let pd = self.until(false, Deadline::NEVER, |state| {
             let found = state.receiving().transpose()?;
             Some(found.map(|qp| qp.pd().clone()))
@@ -643,7 +656,7 @@ impl Stream {
         mapped.map(|()| offset)
     }
 
-    /// Removes a map.
+    /// Removes the map of this memory, which the peer can no longer write.
     pub(crate) fn unmap(&self, address: usize, length: usize) -> Result<(), Errno> {
         let found = self.look(|state| state.qp.as_mut()?.unmap(address, length));
         let (mr, _kept) = found.ok_or(Errno::INVAL)?;
@@ -665,12 +678,12 @@ impl Stream {
         })
     }
 
-    /// The error since the last call.
+    /// Takes the error that SO_ERROR returns: the one since the last call, `None` if there was none.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         self.look(|state| state.error.take())
     }
 
-    /// Whether the socket is connected.
+    /// Whether the connection of the socket is established.
     pub(crate) fn is_open(&self) -> bool {
         self.look(|state| matches!(state.stage, Stage::Open))
     }
@@ -696,7 +709,7 @@ fn failed(stream: &Weak<Stream>, error: Errno) {
     }
 }
 
-// The parts without their first `skipped` bytes.
+// Calls `then` with the parts, without their first `skipped` bytes.
 fn with_rest(parts: &[IoSlice<'_>], skipped: usize, then: impl FnOnce(&[IoSlice<'_>])) {
     if skipped == 0 {
         return then(parts);
@@ -774,7 +787,7 @@ impl State {
         }
     }
 
-    // Returns whether there is something already.
+    // Arms the CQ. Returns true if there are completions already, so that they have to be polled.
     fn arm(&self) -> bool {
         match (&self.stage, &self.qp) {
             (Stage::Open, Some(qp)) if qp.end().is_none() => qp.arm(),
@@ -790,7 +803,7 @@ impl State {
         }
     }
 
-    // The connection for sending; none while it is still being established.
+    // The QP for sending; `None` while the connection is being established.
     fn sending(&mut self) -> Result<Option<&mut StreamQp>, Errno> {
         match (&self.stage, &mut self.qp) {
             (Stage::Connecting, _) => Ok(None),
@@ -812,7 +825,7 @@ impl State {
         }
     }
 
-    // Whether no more bytes can arrive, and why.
+    // The outcome of a receive call if no further bytes can arrive; `None` if they can.
     fn end_of_reads(&self) -> Option<Result<(), Errno>> {
         let qp = self.qp.as_ref()?;
         match qp.end() {
@@ -830,7 +843,7 @@ impl State {
                 let is_over = qp.end().is_some();
                 ready.read = qp.unread() > 0 || is_over || !self.reads || !qp.peer_sends();
                 ready.write = is_over || !self.writes || qp.can_send();
-                // Programs that see an end poll no further: it is reported when all bytes were read.
+                // A program that sees a hang-up polls no further, so it is reported only when all bytes were read.
                 ready.hang_up = is_over && qp.unread() == 0;
                 ready.error = matches!(qp.end(), Some(End::Failed(_)));
             }

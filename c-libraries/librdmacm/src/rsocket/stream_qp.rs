@@ -1,4 +1,4 @@
-//! A connection's queue pair with its memory: carries out both directions of [`flow`](super::flow) by verbs.
+//! The QP of a stream connection with its memory: carries out both directions of [`flow`](super::flow) by verbs.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ptr;
@@ -20,7 +20,7 @@ use super::flow::{CONTROLS, Receiver, Reserved, RingRange, Sender, TARGETS};
 use super::options::{FEWEST, Sizes};
 use super::protocol::{ByteOrder, ConnData, Map, Message, Target, maps_told};
 
-/// Registered memory of ours.
+/// Memory that this library has allocated and registered.
 struct Registered {
     memory: Memory,
     mr: Mr,
@@ -46,42 +46,43 @@ impl Registered {
     }
 }
 
-// It cannot be outside: the offset is one of a ring of that size.
+// Takes the result of an access to a ring or list. The access cannot be out of range, because the offset is computed for
+// its size.
 fn inside<T: Default>(done: Result<T, OutOfRange>) -> T {
     debug_assert!(done.is_ok());
     done.unwrap_or_default()
 }
 
-/// A map: memory of the program that the peer may write.
+/// Memory of the program that it has mapped for the peer (`riomap`).
 struct Mapped {
     address: usize,
     map: Map,
-    // Its index in the peer's list; none if the peer is not to be told.
+    // The index of the map in the peer's list; `None` if the peer is not informed of it.
     index: Option<u32>,
     told: bool,
     mr: Mr,
     kept: Kept,
 }
 
-/// How a connection ended.
+/// How a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The peer announced it.
+    /// The peer has announced the end by a message.
     Closed,
-    /// The peer did not.
+    /// The connection broke, with this error.
     Failed(Errno),
 }
 
-/// One side of a connection.
+/// One side of an established connection, or of one that is being established.
 pub(crate) struct StreamQp {
-    // Of this connection alone: its peer's keys open nothing of another one's.
+    // Each connection has its own PD, so that the keys that a peer knows do not open memory of other connections.
     pd: Pd,
     qp: Qp,
     cq: Cq,
     send: Registered,
     ring: Registered,
     list: Registered,
-    // Buffers of messages that are sends.
+    // Receive buffers for messages that are sends, on iWARP; `None` if messages are immediate data.
     notices: Option<Registered>,
     out: Sender,
     incoming: Receiver,
@@ -91,16 +92,16 @@ pub(crate) struct StreamQp {
     mapped: Vec<Mapped>,
     slots: Vec<Completion>,
     scratch: Vec<u8>,
-    // The list may hold a target that was not read.
+    // Whether the list of targets may have an entry that was not read yet.
     is_list_written: bool,
     peer_sends: bool,
     end: Option<End>,
     last_traffic: Instant,
 }
 
-/// Bit of a receive's identity; the rest is its slot.
+/// The bit of `wr_id` that marks a receive; the rest of it is the index of its buffer.
 const RECEIVE: u64 = 1 << 62;
-/// Receives for messages that use no credits.
+/// The number of receives for messages that use no credits.
 const SPARE_RECEIVES: u32 = 64;
 const NOTICE: u32 = 4;
 const SLOTS: usize = 32;
@@ -110,7 +111,7 @@ fn remote(target: Target) -> RemoteAddress {
 }
 
 impl StreamQp {
-    /// A queue pair that can be connected, with its memory.
+    /// Creates a QP in the state INIT, with its memory and posted receives.
     ///
     /// # Errors
     /// The device has no room for it.
@@ -191,7 +192,7 @@ impl StreamQp {
         &self.pd
     }
 
-    /// The parameters for the peer.
+    /// The connection data that this side sends to the peer.
     pub(crate) fn conn_data(&self, sizes: &Sizes) -> ConnData {
         ConnData {
             order: ByteOrder::HERE,
@@ -202,7 +203,7 @@ impl StreamQp {
         }
     }
 
-    /// Sets the peer's parameters: there is a connection from now on.
+    /// Stores the peer's connection data: the connection is established from now on.
     pub(crate) fn open(&mut self, peer: ConnData) {
         self.out.open(peer.credits, peer.ring);
         self.incoming.open(peer.list.length);
@@ -226,23 +227,23 @@ impl StreamQp {
         self.end.get_or_insert(End::Failed(error));
     }
 
-    /// The connection has ended; the peer may have announced that before.
+    /// Handles the end of the connection. It counts as an error unless the peer has announced it.
     pub(crate) fn hang_up(&mut self) {
         self.progress();
         self.fail(Errno(libc::ECONNRESET));
     }
 
-    /// How it ended.
+    /// How the connection has ended; `None` while it exists.
     pub(crate) fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// Arms the completion queue. Returns whether there is something already.
+    /// Arms the CQ. Returns true if there are completions already, so that they have to be polled.
     pub(crate) fn arm(&self) -> bool {
         self.cq.arm(Notify::Next).unwrap_or(true)
     }
 
-    /// Polls completions and handles messages.
+    /// Polls the CQ, handles messages of the peer, and grants room that has become free.
     pub(crate) fn progress(&mut self) {
         let mut slots = std::mem::take(&mut self.slots);
         loop {
@@ -292,7 +293,7 @@ impl StreamQp {
                 None => return self.fail(Errno(libc::EPROTO)),
             },
         };
-        // A failed queue pair takes none, and reports itself by its completions.
+        // Posting fails on a QP in the ERR state, whose completions report the error.
         let _ = self.post_receive(place);
         match Message::of_bits(bits) {
             Message::Data(bytes) => {
@@ -313,7 +314,7 @@ impl StreamQp {
         }
     }
 
-    // Sends the grant that is due, if there is a request for it.
+    // Sends the grant that is due, if a send queue entry is free for it.
     fn grant(&mut self) {
         let Some(peer) = self.peer else { return };
         while self.end.is_none()
@@ -353,13 +354,13 @@ impl StreamQp {
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Errno> {
-        // If the peer is the reason, a completion follows.
+        // If the peer has caused the failure, a completion reports it.
         self.qp
             .post_one(request)
             .map_err(|_| Errno(libc::ECONNRESET))
     }
 
-    // Sends a message alone.
+    // Sends a message without data.
     fn post_message(&mut self, message: Message, taken: Reserved) {
         let bits = message.bits();
         let id = taken.to_id();
@@ -374,7 +375,7 @@ impl StreamQp {
         self.posted(posted, taken);
     }
 
-    // Sends bytes and a message behind them.
+    // Writes bytes to the peer's memory and sends a message after them.
     fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Reserved) {
         let bits = message.bits();
         let id = taken.to_id();
@@ -405,7 +406,7 @@ impl StreamQp {
             return;
         }
         let at = entry * Target::LEN;
-        // The peer writes the length last, with the key: once it is visible, so is everything in front.
+        // The peer writes the length last, together with the key. Once it is visible, the address is too.
         let tail = inside(self.list.memory.load_u64(at + 8)).to_ne_bytes();
         let mut target = Target {
             addr: 0,
@@ -417,18 +418,18 @@ impl StreamQp {
             return;
         }
         target.addr = inside(self.list.memory.load_u64(at));
-        // It is written again only after all of it was used.
+        // The peer writes the entry again only after this side has used the whole target.
         inside(self.list.memory.store_u64(at + 8, 0));
         self.out.found_target(target);
     }
 
-    /// Whether anything can be sent.
+    /// Whether at least one byte can be sent now.
     pub(crate) fn can_send(&mut self) -> bool {
         self.look_for_target();
         self.out.room(false) > 0
     }
 
-    // The bytes in one piece, if they are sent outside the ring.
+    // The first `bytes` bytes of the source as one piece of inline data.
     fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], bytes: usize) -> Data<'a> {
         if let Some(whole) = source.first().and_then(|first| first.get(..bytes)) {
             return Data::Inline(whole);
@@ -461,7 +462,7 @@ impl StreamQp {
         ]
     }
 
-    /// Sends the first bytes of `source`, as many as there is room for. Returns how many.
+    /// Sends the first bytes of `source`, as many as there is room for. Returns their number; 0 if there is no room.
     pub(crate) fn send(&mut self, source: &[IoSlice<'_>]) -> u32 {
         self.tell_maps();
         self.look_for_target();
@@ -486,10 +487,11 @@ impl StreamQp {
         bytes
     }
 
-    /// Writes the first bytes of `source` to where the peer has mapped `offset`. Returns how many there was room for.
+    /// Writes the first bytes of `source` to the memory that the peer has mapped at `offset`, as many as there is room for.
+    /// Returns their number.
     ///
     /// # Errors
-    /// The peer has mapped nothing there.
+    /// The peer has mapped no memory at this offset.
     pub(crate) fn write(&mut self, source: &[IoSlice<'_>], offset: u64) -> Result<u32, Errno> {
         let target = self.find_map(offset).ok_or(Errno::INVAL)?;
         let length = total(source);
@@ -526,7 +528,7 @@ impl StreamQp {
         })
     }
 
-    /// Copies received bytes. Returns how many.
+    /// Copies received bytes to `sinks` and returns their number. With `peek` they stay in the ring.
     pub(crate) fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> usize {
         let mut copied = 0;
         for sink in sinks {
@@ -550,22 +552,23 @@ impl StreamQp {
         copied as usize
     }
 
-    /// How many bytes can be read.
+    /// The number of received bytes that can be read.
     pub(crate) fn unread(&self) -> u32 {
         self.incoming.unread()
     }
 
-    /// Whether the peer may still send.
+    /// Whether the peer may still send data.
     pub(crate) fn peer_sends(&self) -> bool {
         self.peer_sends && self.end.is_none()
     }
 
-    /// Whether everything sent has arrived, as far as the transport reports that.
+    /// Whether all work requests of this side have completed, so that sent bytes have arrived as far as the transport
+    /// reports that.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_idle()
     }
 
-    /// Sends a control message, if there is a request for it.
+    /// Sends a control message. Returns false if no send queue entry is free for it.
     pub(crate) fn control(&mut self, message: Message) -> bool {
         let taken = self.out.take_control(1);
         if let Some(taken) = taken {
@@ -574,13 +577,13 @@ impl StreamQp {
         taken.is_some()
     }
 
-    /// When something was received last.
+    /// When the last message of the peer arrived, or the last keep-alive was sent.
     pub(crate) fn last_traffic(&self) -> Instant {
         self.last_traffic
     }
 
-    /// Sends a message that the peer's program does not see, unless something is outstanding: a vanished peer does not
-    /// acknowledge it.
+    /// Sends a keep-alive, an empty RDMA write that the peer's program does not notice, unless a work request is
+    /// outstanding anyway. If the peer has vanished it is not acknowledged, and the connection fails.
     pub(crate) fn probe(&mut self) {
         if self.end.is_some() || self.peer.is_none() || !self.out.is_idle() {
             return;
@@ -593,7 +596,8 @@ impl StreamQp {
         }
     }
 
-    /// Lets the peer write the program's memory in `mr`.
+    /// Maps memory of the program, which `mr` has registered, at `offset`. If `is_told`, announces the map to the peer,
+    /// which can then write the memory.
     ///
     /// # Errors
     /// The peer has no room for another map.
@@ -635,7 +639,8 @@ impl StreamQp {
         Ok(())
     }
 
-    /// Removes a map. The caller deregisters the region, and then lets the memory go.
+    /// Removes the map of this memory; `None` if there is none. The caller has to deregister the MR before it drops the
+    /// second value, which keeps the memory mapped.
     pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<(Mr, Kept)> {
         let place = self.mapped.iter().position(|mapped| {
             mapped.address == address && mapped.map.target.length as usize == length
@@ -644,7 +649,7 @@ impl StreamQp {
         Some((mr, kept))
     }
 
-    // Announces maps to the peer, before further bytes are sent.
+    // Announces new maps to the peer, before further bytes are sent.
     fn tell_maps(&mut self) {
         let Some(peer) = self.peer else { return };
         for place in 0..self.mapped.len() {
@@ -670,7 +675,7 @@ impl StreamQp {
         }
     }
 
-    /// Destroys its objects.
+    /// Destroys the QP, its CQ and its memory.
     pub(crate) fn destroy(self) {
         let _ = self.qp.destroy().wait();
         let _ = self.cq.destroy().wait();
@@ -688,7 +693,8 @@ impl StreamQp {
     }
 }
 
-/// Most bytes of one message: the peer reads the first while the next are copied.
+/// The most bytes of one data message. Long data are sent in several, so that the peer can read the first while the next
+/// are copied.
 const PIECE: u32 = 1 << 16;
 
 const _: () = assert!(CONTROLS >= 2);

@@ -1,4 +1,5 @@
-//! The rsockets by descriptor. The descriptors are real, so that no other file gets the number.
+//! The rsockets of this process by descriptor. Each has a real descriptor, an eventfd, so that no other file gets its
+//! number.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -15,7 +16,7 @@ use super::options::Options;
 use super::stream::{Ready, Stream};
 use super::waiting::{Waiting, event_fd};
 
-/// A socket of either kind.
+/// An rsocket, of either kind.
 #[derive(Clone)]
 pub(crate) enum Socket {
     Stream(Arc<Stream>),
@@ -28,13 +29,13 @@ struct Entry {
     fd: OwnedFd,
 }
 
-// A child of a fork knows the descriptors that it has inherited, because it may close them.
+// A child of a fork keeps the entries of the descriptors that it has inherited, because it may close them.
 static SOCKETS: ForkLock<Option<HashMap<c_int, Entry>>> = ForkLock::new(None);
 
-/// Assigns a descriptor to a socket.
+/// Assigns a descriptor to a socket and adds it to the table.
 ///
 /// # Errors
-/// There is no file descriptor left: the socket is closed.
+/// The process cannot open further files; the socket is closed.
 pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno> {
     let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
     let fd = event_fd(flags).inspect_err(|_| socket.close())?;
@@ -45,18 +46,19 @@ pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno
         fd,
     };
     let mut all = SOCKETS.lock();
-    // A descriptor closed behind our back is free for others, so its socket cannot be named any more.
+    // If there is an old entry, the program has closed its descriptor by the system's `close`, and can no longer refer to
+    // that socket.
     let closed = all.get_or_insert_default().insert(number, entry);
     drop(all);
     if let Some(Entry { socket, user, fd }) = closed {
-        // Another file has the number now.
+        // The number belongs to the new descriptor now, so the old one must not be closed.
         std::mem::forget(fd);
         end(socket, user, |_| ());
     }
     Ok(number)
 }
 
-/// The socket with this descriptor.
+/// The socket with this descriptor, even if it was inherited from the parent process; `None` if there is none.
 pub(crate) fn find(fd: c_int) -> Option<Socket> {
     let all = SOCKETS.lock();
     all.as_ref()?.get(&fd).map(|entry| entry.socket.clone())
@@ -65,17 +67,18 @@ pub(crate) fn find(fd: c_int) -> Option<Socket> {
 /// The socket with this descriptor.
 ///
 /// # Errors
-/// There is none, or it is the parent's: a thread of the parent may have held its locks when the process forked.
+/// `EBADF`: there is none, or it was inherited from the parent process, of which a thread may have held its locks when the
+/// process forked.
 pub(crate) fn get(fd: c_int) -> Result<Socket, Errno> {
     find(fd)
         .filter(|socket| !socket.waiting().is_parents())
         .ok_or(Errno(libc::EBADF))
 }
 
-/// Closes a socket, and then its descriptor: until then no other file gets the number.
+/// Closes a socket and then its descriptor, so that no other file gets the number before the socket is closed.
 ///
 /// # Errors
-/// There is none.
+/// `EBADF`: there is no socket with this descriptor.
 pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     let mut all = SOCKETS.lock();
     let entry = all.as_mut().and_then(|all| all.remove(&fd));
@@ -86,7 +89,7 @@ pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-// A parent's socket is only forgotten.
+// Ends a socket by `close`. One that was inherited from the parent process is only forgotten.
 fn end(socket: Socket, user: User, close: impl FnOnce(&Socket)) {
     if socket.waiting().is_parents() {
         std::mem::forget((socket, user));
@@ -97,7 +100,7 @@ fn end(socket: Socket, user: User, close: impl FnOnce(&Socket)) {
     drop(user);
 }
 
-// What both kinds have in common.
+// Functions that both kinds of sockets have.
 macro_rules! either {
     ($self:ident, $socket:ident => $what:expr) => {
         match $self {
@@ -111,7 +114,7 @@ impl Socket {
     /// The stream socket.
     ///
     /// # Errors
-    /// It is a datagram socket, for which the call has no meaning.
+    /// `EOPNOTSUPP`: it is a datagram socket, which does not support the call.
     pub(crate) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
         match self {
             Self::Stream(stream) => Ok(stream),
@@ -151,7 +154,8 @@ impl Socket {
         either!(self, socket => socket.with_options(look))
     }
 
-    /// A file that has to be polled as well.
+    /// A descriptor that a thread waiting for the socket has to poll too, that of a datagram socket's UDP socket; `None` if
+    /// there is none.
     pub(crate) fn file(&self) -> Option<c_int> {
         match self {
             Self::Stream(_) => None,
@@ -159,7 +163,7 @@ impl Socket {
         }
     }
 
-    /// Sends a keep-alive after a while without traffic.
+    /// Sends a keep-alive on a stream socket if there was no traffic for a while.
     pub(crate) fn probe(&self) {
         if let Self::Stream(stream) = self {
             stream.probe();

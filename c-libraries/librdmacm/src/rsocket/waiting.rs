@@ -1,5 +1,5 @@
-//! Threads that wait for rsockets. Each has a descriptor of its own: it can poll other files at the same time, and receives no
-//! other thread's wake-ups.
+//! Waiting of threads for rsockets. Each waiting thread has an eventfd of its own, so that it can poll other files at the
+//! same time and gets no wake-ups of other threads.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -13,17 +13,18 @@ use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::provider::forks;
 
-/// How long a call polls before it sleeps.
+/// How long a call polls before it puts its thread to sleep.
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
-/// The longest sleep, and the longest time without traffic before a keep-alive is sent.
+/// The longest sleep of a waiting thread, and the time without traffic after which a thread that waits for a connection
+/// sends a keep-alive.
 pub(crate) const SLICE: Duration = Duration::from_secs(1);
-/// The error of a call that would block.
+/// The error of a call that would have to wait on a nonblocking socket: `EAGAIN`.
 pub(crate) const AGAIN: Errno = Errno(libc::EAGAIN);
 
-/// A new event descriptor.
+/// A new eventfd.
 ///
 /// # Errors
-/// There is no file descriptor left.
+/// The process cannot open further files.
 pub(crate) fn event_fd(flags: c_int) -> Result<OwnedFd, Errno> {
     // SAFETY: makes a descriptor.
     let fd = unsafe { libc::eventfd(0, flags) };
@@ -34,7 +35,8 @@ pub(crate) fn event_fd(flags: c_int) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Polls descriptors.
+/// Polls descriptors for up to `time`. The program may cancel the thread meanwhile. Returns the number of descriptors that
+/// are ready.
 ///
 /// # Errors
 /// Those of `poll`, and ECANCELED if the thread was cancelled.
@@ -49,16 +51,17 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Er
     unsafe { sleep_in(libc::ppoll as *const c_void, [entries, fds.len(), time, 0]) }
 }
 
-/// A waiting thread, for one call: between calls there is no descriptor that the program could close.
+/// Wakes one waiting thread, by an eventfd. It exists only during the call that waits, so that the program cannot close the
+/// descriptor by mistake between calls.
 pub(crate) struct Waker {
     fd: OwnedFd,
 }
 
 impl Waker {
-    /// One for the calling thread.
+    /// A waker for the calling thread.
     ///
     /// # Errors
-    /// There is no file descriptor left.
+    /// The process cannot open further files.
     pub(crate) fn new() -> Result<Arc<Self>, Errno> {
         let fd = event_fd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
         Ok(Arc::new(Self { fd }))
@@ -75,17 +78,17 @@ impl Waker {
         unsafe { libc::syscall(libc::SYS_write, self.fd(), &raw const one, size_of::<u64>()) };
     }
 
-    /// Discards earlier wake-ups.
+    /// Discards earlier wake-ups, so that [`sleep`](Self::sleep) waits for a new one.
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
         // SAFETY: room for eight bytes. Empty is what is wanted.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 
-    /// Sleeps until it is woken, or for `time`.
+    /// Puts the calling thread to sleep until it is woken or `time` has passed.
     ///
     /// # Errors
-    /// A signal arrived.
+    /// A signal arrived, or the thread was cancelled.
     pub(crate) fn sleep(&self, time: Duration) -> Result<(), Errno> {
         let mut own = [libc::pollfd {
             fd: self.fd(),
@@ -96,17 +99,17 @@ impl Waker {
     }
 }
 
-/// The threads that wait for one rsocket.
+/// The wakers of the threads that wait for one rsocket.
 #[derive(Default)]
 pub(crate) struct Waiters(Mutex<Vec<Arc<Waker>>>);
 
 impl Waiters {
-    /// Wakes all.
+    /// Wakes all waiting threads.
     pub(crate) fn wake(&self) {
         lock(&self.0).iter().for_each(|waker| waker.wake());
     }
 
-    /// Adds a thread, until it is removed.
+    /// Adds a waiting thread, which is woken at each change until it is removed.
     pub(crate) fn add(&self, waker: &Arc<Waker>) {
         lock(&self.0).push(Arc::clone(waker));
     }
@@ -119,7 +122,7 @@ impl Waiters {
     }
 }
 
-/// What sockets of both kinds have for waiting threads.
+/// The state that stream and datagram sockets have for waiting threads.
 pub(crate) struct Waiting {
     pub(crate) waiters: Arc<Waiters>,
     nonblocking: AtomicBool,
@@ -137,7 +140,8 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// Whether the socket belongs to the parent process of a fork: its threads do not exist here.
+    /// Whether this process has inherited the socket from its parent by a fork. Such a socket cannot be used, because its
+    /// threads do not exist here.
     pub(crate) fn is_parents(&self) -> bool {
         self.forks != forks()
     }
@@ -150,11 +154,11 @@ impl Waiting {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
-    /// Repeats an attempt until it has an outcome, first by polling and then asleep. `attempt` is told whether waiters must be
-    /// woken by changes.
+    /// Calls `attempt` until it returns an outcome, first while the thread polls and then after each wake-up from `sleep`.
+    /// The argument of `attempt` is true if the thread will sleep if there is no outcome, so that changes have to wake it.
     ///
     /// # Errors
-    /// Those of the outcome, [`AGAIN`] if there is none and `no_wait`, and those of `sleep`.
+    /// The error of the outcome, [`AGAIN`] if there is none at once and `no_wait` is set, and those of `sleep`.
     pub(crate) fn until<T>(
         &self,
         no_wait: bool,
@@ -190,7 +194,7 @@ impl Waiting {
     }
 }
 
-/// When waiting ends.
+/// The time at which a call stops waiting; `None` for never.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Option<Instant>);
 
@@ -201,7 +205,7 @@ impl Deadline {
         Self(Instant::now().checked_add(time))
     }
 
-    /// The time left, `most` at most; `None` once it is over.
+    /// The time that is left, `most` at most; `None` if the deadline has passed.
     pub(crate) fn left(self, most: Duration) -> Option<Duration> {
         match self.0 {
             None => Some(most),
