@@ -12,9 +12,9 @@ Examples:
   polyverbs capture PACKETS put FILE 127.0.0.1:4420 --device ib0
   polyverbs capture PACKETS ping 127.0.0.1 --device ib0 --count 3")]
 pub(crate) struct Arguments {
-    /// The file; what is there is replaced as soon as the command has its device
+    /// The file; its content is replaced as soon as the command has its device
     pub(crate) file: PathBuf,
-    /// The command and its arguments
+    /// The command to run, with its arguments
     #[arg(
         value_name = "COMMAND",
         required = true,

@@ -1,4 +1,4 @@
-//! `polyverbs dissect`: a capture, packet by packet, with all checks.
+//! `polyverbs dissect`: prints a capture packet by packet, and checks it.
 
 use std::fs::File;
 use std::io::Write as _;

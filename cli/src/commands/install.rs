@@ -24,7 +24,7 @@ Examples:
   polyverbs install --prefix ~/.local
   polyverbs install --prefix /usr/local --dry-run")]
 pub(crate) struct Arguments {
-    /// Where to
+    /// The folder to install below, such as ~/.local
     #[arg(long, value_name = "DIR")]
     prefix: PathBuf,
     /// Only list what would be written
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folders where shells look for completions.
+/// The files below the prefix where shells look for completions.
 const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Bash, "share/bash-completion/completions/polyverbs"),
     (

@@ -1,4 +1,4 @@
-//! `polyverbs matrix`: what each device supports, side by side.
+//! `polyverbs matrix`: shows what each device supports, side by side.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -38,13 +38,13 @@ pub(crate) struct Arguments {
     /// Run the conformance probes on each device: about a second for each
     #[arg(long)]
     verify: bool,
-    /// How it is shown; unless given, text, and a file as its ending says: .html, .json, .md
+    /// How the tables are printed; by default as text, and to a file as its ending says: .html, .json, .md
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// The same as --format json
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Write it to a file instead of standard output; may be given several times
+    /// Write the tables to a file instead of standard output; may be given several times
     #[arg(long, short, value_name = "FILE")]
     output: Vec<PathBuf>,
 }
@@ -55,7 +55,7 @@ enum Format {
     Text,
     /// Tables for a page of documentation
     Markdown,
-    /// For programs
+    /// JSON, for programs
     Json,
     /// One page that needs no other file and no script
     Html,
@@ -136,7 +136,7 @@ fn chosen(arguments: &Arguments) -> anyhow::Result<Vec<Device>> {
     Ok(chosen)
 }
 
-/// Why nothing is shown: no device of these providers, or no device at all.
+/// Returns the error message if no device is shown: these providers have none, or there is no device at all.
 fn none_of(providers: &[String]) -> String {
     let none = match providers {
         [] => "there is no device".to_owned(),
