@@ -31,7 +31,7 @@ pub enum OpenError {
     /// The device could not be opened.
     #[error("{device} could not be opened: {error}")]
     Failed {
-        /// Name of the device.
+        /// Name of the device that could not be opened.
         device: String,
         /// Why the provider could not open it.
         error: VerbError,
@@ -52,7 +52,7 @@ pub enum OpenError {
     /// There is no device of this name.
     #[error("no device is named {wanted}; there are {}", known.join(", "))]
     NoSuchDevice {
-        /// The name that was asked for.
+        /// The device name that was asked for.
         wanted: String,
         /// The names of all devices.
         known: Vec<String>,
@@ -77,7 +77,7 @@ impl fmt::Display for Shortfalls<'_> {
     }
 }
 
-/// A device that can be opened.
+/// A device that a program can open.
 ///
 /// ```
 /// use verbs_api::{Requirements, Transport, devices};

@@ -18,7 +18,7 @@ pub enum EventType {
     QpAccessErr,
     /// A queue pair in RTR received its first valid packet (communication established).
     CommEst,
-    /// The send queue has drained.
+    /// The send queue of a queue pair has drained (SQD).
     SqDrained,
     /// The connection moved to its alternate path.
     PathMig,
@@ -44,7 +44,7 @@ pub enum EventType {
     SmChange,
     /// The subnet manager asks clients to reregister: multicast groups have to be joined anew.
     ClientReregister,
-    /// The device failed.
+    /// The device failed and is unusable.
     DeviceFatal,
     /// The device was removed: see [removal](crate::provider#removal).
     DeviceRemoved,
@@ -109,7 +109,7 @@ impl EventType {
 pub enum EventSubject {
     /// The object that the safe layer created with this identity.
     Object(ObjectId),
-    /// The port with this number.
+    /// The port with this number, counted from 1.
     Port(Port),
     /// The device as a whole.
     Device,

@@ -36,8 +36,8 @@ struct Made<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// Creates it without a value. Threads that need the first value at the same moment may each call `make`; one result is
-    /// kept.
+    /// Creates a cell without a value. Threads that need the first value at the same moment may each call `make`; one
+    /// result is kept.
     pub const fn new(make: fn() -> T) -> Self {
         Self {
             make,
@@ -110,7 +110,7 @@ impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
 pub struct MadeOnce<T: Send + Sync>(AtomicPtr<T>);
 
 impl<T: Send + Sync> MadeOnce<T> {
-    /// Creates it without a value.
+    /// Creates a cell without a value.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }

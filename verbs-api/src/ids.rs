@@ -94,17 +94,17 @@ macro_rules! memory_key {
                 Self(bits)
             }
 
-            /// Returns all 32 bits.
+            /// Returns all 32 bits of the key.
             pub const fn value(self) -> u32 {
                 self.0
             }
 
-            /// Returns the 24-bit index, owned by the device.
+            /// Returns the 24-bit index of the key, owned by the device.
             pub const fn index(self) -> u32 {
                 self.0 >> 8
             }
 
-            /// Returns the 8-bit consumer key, owned by the program.
+            /// Returns the 8-bit consumer part of the key, owned by the program.
             pub const fn key_byte(self) -> u8 {
                 self.0 as u8
             }
@@ -340,11 +340,11 @@ impl fmt::Debug for Gid {
 pub enum LinkAddress {
     /// The number of a port of an in-process network.
     InProcess(u64),
-    /// An IP address: RoCEv2 and iWARP.
+    /// An IP address, the link address of RoCEv2 and iWARP ports.
     Ip(IpAddr),
-    /// A local identifier of an InfiniBand subnet.
+    /// A local identifier (LID), the link address of InfiniBand ports.
     Lid(u16),
-    /// An Ethernet address.
+    /// An Ethernet address, of ports whose IP address is not known.
     Mac([u8; 6]),
 }
 

@@ -222,7 +222,7 @@ pub struct MrReregister {
 }
 
 impl MrReregister {
-    /// Changes nothing yet.
+    /// Creates a change that changes nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -270,7 +270,7 @@ impl MrReregister {
         self
     }
 
-    /// Sets other access rights.
+    /// Sets the new access rights of the region.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
         self.access = Some(access);

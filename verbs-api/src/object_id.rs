@@ -30,27 +30,27 @@ impl fmt::Display for ObjectId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ObjectKind {
-    /// Address handle.
+    /// An address handle.
     Ah,
-    /// Completion channel.
+    /// A completion channel.
     CompletionChannel,
-    /// Open device.
+    /// An open device.
     Context,
-    /// Completion queue.
+    /// A completion queue.
     Cq,
-    /// Memory region, or a key allocated for one.
+    /// A memory region, or an allocated key.
     Mr,
-    /// Multicast attachment of a queue pair.
+    /// The attachment of a queue pair to a multicast group.
     Multicast,
-    /// Memory window.
+    /// A memory window.
     Mw,
-    /// Protection domain.
+    /// A protection domain.
     Pd,
-    /// Queue pair.
+    /// A queue pair.
     Qp,
-    /// Control request that has not completed yet.
+    /// A control request that has not completed yet.
     Request,
-    /// Shared receive queue.
+    /// A shared receive queue.
     Srq,
 }
 
@@ -79,13 +79,13 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// An object, or a control request, that uses another object and so keeps it from being destroyed.
+/// An object, or a control request, that uses another object and so prevents that one's destruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The kind of the user.
+    /// The kind of the object that is the user.
     pub kind: ObjectKind,
-    /// The identity of the user.
+    /// The identity of the object that is the user.
     pub id: ObjectId,
     /// The number by which the program knows the user, where it has one: of a queue pair `qp_num`, of a region `lkey`, of a
     /// window `rkey`.

@@ -890,7 +890,7 @@ fn page_list(memory: &MemoryRange, limits: &Limits) -> Result<PageList, VerbErro
 /// The access rights that the local memory of RDMA reads needs, and what they permit a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadSinkAccess {
-    /// The access rights.
+    /// The access rights that the memory needs.
     pub access: Access,
     /// What the rights permit a peer beyond answering the read; `None` if nothing.
     pub exposes: Option<&'static str>,

@@ -14,7 +14,7 @@ use crate::service::{Operations, QpType};
 /// The rules that posting to a queue pair checks. They are fixed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpRules {
-    /// The service type.
+    /// The service type of the queue pair.
     pub qp_type: QpType,
     /// The variant of the service that an extension made of the queue pair; `None` for an ordinary one.
     pub variant: Option<&'static QpVariant>,
@@ -78,13 +78,13 @@ pub enum PostReason {
     /// The result or source of an atomic operation does not have eight bytes.
     #[error("an atomic operation needs 8 bytes, the data has {given}")]
     AtomicLength {
-        /// How many bytes it has.
+        /// How many bytes the scatter/gather list has.
         given: u64,
     },
     /// The device lacks a baseline operation.
     #[error("{}: this device has the gap {}", operation.names().join(", "), GapNames(*gaps))]
     BaselineGap {
-        /// The operation.
+        /// The operation that the device lacks.
         operation: Operations,
         /// The gaps in the device's attributes that say so.
         gaps: BaselineGaps,
@@ -100,7 +100,7 @@ pub enum PostReason {
     Extension {
         /// Name of the extension.
         extension: &'static str,
-        /// The rule.
+        /// The rule of the extension that was broken.
         reason: &'static str,
     },
     /// The address handle belongs to another protection domain than the queue pair.
@@ -118,9 +118,9 @@ pub enum PostReason {
     /// The request has more bytes of inline data than the queue pair was created for.
     #[error("{given} inline bytes, at most {max} (max_inline_data)")]
     InlineTooLong {
-        /// The largest number of bytes allowed.
+        /// The largest number of inline bytes allowed.
         max: u32,
-        /// The number of bytes given.
+        /// The number of inline bytes given.
         given: usize,
     },
     /// The queue pair, or an object that the request names, was destroyed.
@@ -132,9 +132,9 @@ pub enum PostReason {
     /// The message is longer than the device, or for a datagram the path MTU, allows.
     #[error("a message of {given} bytes, at most {max}")]
     MessageTooLong {
-        /// The largest number of bytes allowed.
+        /// The largest number of bytes that a message may have.
         max: u64,
-        /// The number of bytes given.
+        /// The number of bytes of the message.
         given: u64,
     },
     /// A datagram has no destination.
@@ -156,9 +156,9 @@ pub enum PostReason {
         feature_names(*missing).join(", ")
     )]
     OperationNeeds {
-        /// The operation.
+        /// The operation that was posted.
         operation: Operations,
-        /// The missing features.
+        /// The features that the operation needs and the program lacks.
         missing: Features,
     },
     /// The queue pair was not created for this operation.
@@ -173,7 +173,7 @@ pub enum PostReason {
     /// The operating system, or the driver of the device, refused the request with an error number.
     #[error("the device refused it: {}", io::Error::from_raw_os_error(*errno))]
     Os {
-        /// The error number.
+        /// The error number (`errno`) of the refusal.
         errno: i32,
     },
     /// A read into a buffer of a [`BufferPool`](crate::BufferPool), where the device has
@@ -187,7 +187,7 @@ pub enum PostReason {
         "pages of {given} bytes; the device has those of the bits {supported:#x} (page_size_cap)"
     )]
     PageSize {
-        /// The page size in bytes.
+        /// The page size of the list in bytes.
         given: u64,
         /// The page sizes that the device supports: bit n stands for 2^n bytes.
         supported: u64,
@@ -203,29 +203,29 @@ pub enum PostReason {
     RegionLength {
         /// How many bytes the page list maps.
         mapped: u64,
-        /// How many bytes the request has.
+        /// How many bytes the fast-register has.
         given: u32,
     },
     /// The page list is longer than the device or the key allows.
     #[error("a page list of {given} entries, at most {max} (max_fast_reg_page_list_len)")]
     TooManyPages {
-        /// The largest number of entries allowed.
+        /// The largest number of page list entries allowed.
         max: u32,
-        /// The number of entries of the list.
+        /// The number of entries of the page list.
         given: u32,
     },
     /// The request has more scatter/gather entries than the queue was created for.
     #[error("{given} scatter/gather entries, at most {max}")]
     TooManySges {
-        /// The largest number allowed.
+        /// The largest number of scatter/gather entries allowed.
         max: u32,
-        /// The number of entries given.
+        /// The number of scatter/gather entries given.
         given: usize,
     },
     /// The request uses a feature that the program was not granted.
     #[error("needs {}, which the device lacks or the program did not ask for (Requirements::needs)", feature_names(*missing).join(", "))]
     Unsupported {
-        /// The missing features.
+        /// The features that the program was not granted.
         missing: Features,
     },
     /// The window is of type 2, but [`Qp::bind_mw`](crate::Qp::bind_mw) binds only those of type 1.

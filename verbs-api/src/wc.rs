@@ -96,7 +96,7 @@ pub enum WcStatus {
     /// Only for reliable datagrams: the peer refused the request for its domain or its Q_Key.
     #[doc(alias = "IBV_WC_REM_INV_RD_REQ_ERR")]
     RemInvRdReqErr = 15,
-    /// The peer aborted the operation.
+    /// The peer aborted the operation (remote abort).
     #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
     RemAbortErr = 16,
     /// Only for reliable datagrams: the end-to-end context is unknown.

@@ -39,13 +39,13 @@ bitflags! {
         const SA = 1 << 4;
         /// Address handles contain Ethernet addresses.
         const ETH_AH = 1 << 5;
-        /// Speaks native InfiniBand.
+        /// The port speaks native InfiniBand.
         const PROTOCOL_IB = 1 << 8;
-        /// Speaks RoCE version 1.
+        /// The port speaks RoCE version 1.
         const PROTOCOL_ROCE_V1 = 1 << 9;
-        /// Speaks RoCE version 2.
+        /// The port speaks RoCE version 2.
         const PROTOCOL_ROCE_V2 = 1 << 10;
-        /// Speaks iWARP.
+        /// The port speaks iWARP.
         const PROTOCOL_IWARP = 1 << 11;
     }
 }
@@ -56,7 +56,7 @@ impl PortCaps {
         .union(Self::IB_CM)
         .union(Self::ETH_AH)
         .union(Self::PROTOCOL_ROCE_V2);
-    /// A native InfiniBand port.
+    /// All services and protocols of a native InfiniBand port.
     pub const INFINIBAND: Self = Self::MAD
         .union(Self::SMI)
         .union(Self::IB_CM)
@@ -66,7 +66,7 @@ impl PortCaps {
     pub const IWARP: Self = Self::IW_CM.union(Self::PROTOCOL_IWARP);
 }
 
-/// Whether a port can carry traffic.
+/// The logical state of a port, which determines whether it carries traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_port_state")]
 pub enum PortState {
@@ -185,7 +185,7 @@ impl GidType {
 pub struct GidEntry {
     /// The GID; zero where this entry of the table is empty.
     pub gid: Gid,
-    /// The kind of the GID.
+    /// The kind of the GID, which determines the packet format.
     pub gid_type: GidType,
     /// The IP address that the GID belongs to; `None` where it is not known.
     pub ip: Option<IpAddr>,
@@ -236,21 +236,21 @@ pub struct Subnet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_mtu")]
 pub enum Mtu {
-    /// 256 bytes.
+    /// Packets with at most 256 bytes of payload.
     Mtu256 = 1,
-    /// 512 bytes.
+    /// Packets with at most 512 bytes of payload.
     Mtu512 = 2,
-    /// 1024 bytes.
+    /// Packets with at most 1024 bytes of payload.
     #[default]
     Mtu1024 = 3,
-    /// 2048 bytes.
+    /// Packets with at most 2048 bytes of payload.
     Mtu2048 = 4,
-    /// 4096 bytes.
+    /// Packets with at most 4096 bytes of payload.
     Mtu4096 = 5,
 }
 
 impl Mtu {
-    /// Returns the number of payload bytes.
+    /// Returns the number of payload bytes of a packet.
     pub const fn octets(self) -> u32 {
         128 << self as u32
     }
@@ -376,7 +376,7 @@ pub struct ExtensionFeatures {
 pub struct DeviceAttributes {
     /// The device's name, unique among the devices of a registry.
     pub name: String,
-    /// Name of the provider that made it.
+    /// Name of the provider that made the device.
     pub provider: &'static str,
     /// The family of protocols that the device speaks.
     pub transport: Transport,
@@ -386,7 +386,7 @@ pub struct DeviceAttributes {
     pub sys_image_guid: Guid,
     /// The core's opt-in features that the device offers.
     pub features: Features,
-    /// What the device offers of extensions.
+    /// The features and limits of extensions that the device offers.
     pub extensions: Vec<ExtensionFeatures>,
     /// The baseline abilities that this device lacks.
     pub gaps: BaselineGaps,
@@ -396,7 +396,7 @@ pub struct DeviceAttributes {
     pub atomic_cap: AtomicScope,
     /// With respect to what masked atomics are atomic; independent of `atomic_cap`.
     pub masked_atomic_cap: AtomicScope,
-    /// One entry per port; never empty.
+    /// The attributes of the device's ports, at least one.
     pub ports: Vec<PortAttributes>,
 }
 

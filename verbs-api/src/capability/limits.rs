@@ -31,7 +31,7 @@ macro_rules! limits {
         }
 
         impl Limit {
-            /// Every limit of the core, in declaration order.
+            /// All limits of the core, in declaration order.
             pub const ALL: &'static [Self] = &[$( Self::$variant, )*];
 
             /// The limit's name in verbs.
@@ -182,7 +182,7 @@ impl fmt::Display for Limit {
 /// A limit for which a program asked for more than the device offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortLimit {
-    /// The limit.
+    /// The limit that is too weak.
     pub limit: Limit,
     /// The value that the program asked for.
     pub wanted: u64,

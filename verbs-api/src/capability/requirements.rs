@@ -12,9 +12,9 @@ use crate::transport::Transport;
 /// The bits of one feature set, with the set's type erased.
 #[derive(Clone, Debug)]
 pub struct FeatureBits {
-    /// Name of the set.
+    /// Name of the feature set.
     pub set: &'static str,
-    /// The bits as a mask.
+    /// The feature bits as a mask.
     pub bits: u64,
     names: Names,
 }
@@ -36,7 +36,7 @@ impl PartialEq for FeatureBits {
 impl Eq for FeatureBits {}
 
 impl FeatureBits {
-    /// Converts typed feature bits.
+    /// Converts feature bits of a typed set, whose names are then known.
     pub fn of<F: FeatureSet>(features: F) -> Self {
         Self {
             set: F::SET,
@@ -45,7 +45,7 @@ impl FeatureBits {
         }
     }
 
-    /// Converts the description of one feature bit.
+    /// Converts the description of one feature bit, whose name is then known.
     pub const fn of_info(feature: &FeatureInfo) -> Self {
         Self {
             set: feature.set,
@@ -105,7 +105,7 @@ impl Requirements {
         all
     }
 
-    /// Requires the device of this name.
+    /// Requires the device with this name.
     #[must_use]
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -237,7 +237,7 @@ impl Grant {
         self
     }
 
-    /// Checks that a feature was granted.
+    /// Checks that a feature was granted to the program.
     ///
     /// # Errors
     /// The feature was not granted; the error names `extension`, which needs it.
@@ -266,7 +266,7 @@ impl Grant {
 /// Everything that one device lacks of some [`Requirements`].
 #[derive(Clone, Debug)]
 pub struct Shortfall {
-    /// Name of the device.
+    /// Name of the device that lacks them.
     pub device: String,
     /// Required features that the device lacks, per set.
     pub missing: Vec<FeatureBits>,
@@ -303,7 +303,7 @@ impl fmt::Display for Shortfall {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
 pub struct Unsupported {
-    /// Name of the extension.
+    /// Name of the extension that needs the features.
     pub extension: &'static str,
     /// Names of the bits that were not granted.
     pub missing: Vec<&'static str>,

@@ -163,7 +163,7 @@ pub enum StreamClose {
     /// Close in good order, after everything that was sent; abruptly if requests of the stream's queue pair are
     /// outstanding.
     Graceful,
-    /// Reset the connection.
+    /// Close abruptly: data that was not sent yet is lost, and the queue pair that has the stream, if any, fails.
     Abrupt,
 }
 
@@ -188,11 +188,11 @@ bitflags::bitflags! {
     /// Forms of the ready-to-receive indication (RFC 6581 section 9.2).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ReadyForms: u8 {
-        /// A send of zero bytes.
+        /// The indication is a send of zero bytes.
         const SEND = 1;
-        /// An RDMA write of zero bytes.
+        /// The indication is an RDMA write of zero bytes.
         const WRITE = 2;
-        /// An RDMA read of zero bytes.
+        /// The indication is an RDMA read of zero bytes.
         const READ = 4;
     }
 }
@@ -206,7 +206,7 @@ pub enum StreamEnd {
     Refused,
     /// The TCP connection was reset.
     Reset,
-    /// The peer does not answer.
+    /// The peer does not answer at the address, or no longer acknowledges data.
     TimedOut,
     /// The operating system does not send to the peer, with this error number: there is no route, or a firewall forbids it.
     Unreachable(i32),
@@ -220,7 +220,7 @@ pub trait StreamListener: Send + Sync + 'static {
 
 /// Receives the bytes and events of a stream. Its methods are called with no lock held, on a thread that must not block.
 pub trait StreamSink: Send + Sync + 'static {
-    /// The stream is connected.
+    /// Called when the stream is connected.
     fn connected(&self);
 
     /// Bytes have arrived, in the order in which the peer sent them.
@@ -232,7 +232,7 @@ pub trait StreamSink: Send + Sync + 'static {
         false
     }
 
-    /// The peer's first frame has arrived.
+    /// Called when the peer's first frame has arrived on the stream.
     fn begun(&self);
 
     /// The stream has ended. No further call follows.

@@ -26,7 +26,7 @@ pub struct QpExtension {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct QpShape {
-    /// The service type.
+    /// The service type of the queue pair.
     pub qp_type: QpType,
     /// Whether the queue pair takes its receives from a shared receive queue.
     pub has_srq: bool,

@@ -65,13 +65,13 @@ pub trait DeviceOps: AsAny {
 
 /// Receives a provider's asynchronous events. Called with no lock held.
 pub trait EventSink: Send + Sync + 'static {
-    /// An event has occurred.
+    /// Called when an asynchronous event has occurred; `subject` is the object, port or device that it concerns.
     fn event(&self, event: EventType, subject: EventSubject);
 }
 
 /// Notified by a provider when an armed completion queue has a completion. Called with no lock held.
 pub trait CompletionSink: Send + Sync + 'static {
-    /// The armed queue that this sink belongs to has a completion.
+    /// Called when the armed completion queue that this sink belongs to has a completion.
     fn notify(&self);
 }
 
@@ -99,7 +99,7 @@ pub trait ContextOps: AsAny {
 pub struct CqInit {
     /// The queue's identity, which events about it name.
     pub id: ObjectId,
-    /// The least number of entries.
+    /// The least number of completions that the queue must have room for.
     pub cqe: u32,
     /// Which of the device's completion vectors delivers its notifications, below
     /// [`num_comp_vectors`](crate::capability::Limits::num_comp_vectors).
@@ -150,7 +150,7 @@ pub trait CqOps: AsAny {
 pub struct MrInit {
     /// The region's identity, which events about it name, and errors that list the users of an object.
     pub id: ObjectId,
-    /// The memory to register.
+    /// The memory of the region.
     pub memory: RegionMemory,
     /// The address by which requests name the first byte of the region.
     pub iova: u64,
@@ -171,9 +171,9 @@ pub struct MrChange {
     pub translation: Option<(RegionMemory, u64)>,
     /// Whether the keys shall stay the same although the memory changes, if the device can do that.
     pub keeps_keys: bool,
-    /// The new protection domain.
+    /// The region's new protection domain.
     pub pd: Option<Arc<dyn PdOps>>,
-    /// The new access rights.
+    /// The region's new access rights.
     pub access: Option<Access>,
 }
 
@@ -182,7 +182,7 @@ pub struct MrChange {
 pub struct QpInit {
     /// The queue pair's identity, which events about it name.
     pub id: ObjectId,
-    /// The service type.
+    /// The service type of the queue pair.
     pub qp_type: QpType,
     /// The completion queue for the requests of the send queue.
     pub send_cq: Arc<dyn CqOps>,
@@ -190,7 +190,7 @@ pub struct QpInit {
     pub recv_cq: Arc<dyn CqOps>,
     /// The shared receive queue that receives come from; `None` if the queue pair has a receive queue of its own.
     pub srq: Option<Arc<dyn SrqOps>>,
-    /// The least sizes of the queues.
+    /// The least sizes of the queue pair's queues.
     pub cap: QpCap,
     /// How many of the `cap.max_send_wr` send queue entries only requests with
     /// [`SendFlags::RESERVED`](crate::wr::SendFlags::RESERVED) may take.

@@ -101,7 +101,7 @@ impl<T, E> Started<T, E> {
         )
     }
 
-    /// Whether the verb has ended.
+    /// Whether the verb has ended, successfully or not.
     pub fn is_done(&self) -> bool {
         match &self.inner {
             Inner::Ready(_) => true,

@@ -19,7 +19,7 @@ impl<T> Reply<T> {
         }
     }
 
-    /// Reports the outcome.
+    /// Reports the outcome of the verb.
     pub fn send(mut self, result: Result<T, VerbError>) {
         if let Some(answer) = self.answer.take() {
             answer(result);

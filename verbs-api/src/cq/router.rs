@@ -103,7 +103,7 @@ enum State {
     Ended,
 }
 
-/// Where a completion goes.
+/// Which waiter a completion goes to.
 enum Route {
     Future(Option<Waker>),
     Nobody,

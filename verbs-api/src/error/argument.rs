@@ -43,7 +43,7 @@ pub enum ArgumentReason {
     /// Queue pairs of this service cannot do these operations.
     #[error("{qp_type:?} has no {}", operations.names().join(", "))]
     NotOfService {
-        /// The service type.
+        /// The service type that lacks the operations.
         qp_type: QpType,
         /// The operations that the service does not have.
         operations: Operations,
@@ -54,11 +54,11 @@ pub enum ArgumentReason {
     /// A number is too small or too large.
     #[error("is {given}, {}", range(*least, *most))]
     OutOfRange {
-        /// The number given.
+        /// The number that was given.
         given: u64,
-        /// The least that is allowed.
+        /// The least number that is allowed.
         least: u64,
-        /// The greatest that is allowed; `u64::MAX` where nothing bounds it.
+        /// The greatest number that is allowed; `u64::MAX` if there is no limit.
         most: u64,
     },
     /// The memory cannot be mapped by a page list.
@@ -73,9 +73,9 @@ pub enum ArgumentReason {
     /// The argument cannot be combined with a variant of a service.
     #[error("{name}: {reason}")]
     Variant {
-        /// Name of the variant.
+        /// Name of the variant of a service.
         name: &'static str,
-        /// The rule that was broken.
+        /// The rule of the variant that was broken.
         reason: &'static str,
     },
     /// The peer asks for a queue pair of this service, but the argument is of another.

@@ -88,13 +88,13 @@ pub enum VerbError {
     /// The device was removed.
     #[error("the device was removed")]
     DeviceRemoved,
-    /// A fault of this library.
+    /// A fault of this library, described by this text: please report it.
     #[error("internal fault, please report it: {0}")]
     Internal(&'static str),
-    /// An argument is invalid.
+    /// An argument of the caller is invalid.
     #[error("{argument}: {reason}")]
     InvalidArgument {
-        /// The attribute, by its verbs name.
+        /// The verbs name of the invalid attribute.
         argument: &'static str,
         /// Why the value is invalid, and which would be valid.
         reason: ArgumentReason,
@@ -117,7 +117,7 @@ pub enum VerbError {
          or `memlock` in /etc/security/limits.conf, or LimitMEMLOCK= of a service raises it"
     )]
     MemoryLock {
-        /// Bytes that were to be locked.
+        /// How many bytes were to be locked.
         wanted: u64,
         /// How many bytes the process may have locked at one time.
         limit: u64,
@@ -127,7 +127,7 @@ pub enum VerbError {
     Os {
         /// Name of the system call, or of the verb that it is part of.
         verb: &'static str,
-        /// The error number (`errno`).
+        /// The error number (`errno`) of the operating system.
         errno: i32,
     },
     /// The named resource is exhausted.
@@ -136,13 +136,13 @@ pub enum VerbError {
     /// The device lacks these features, or the program was not granted them.
     #[error("needs {}, which the device lacks or the program did not ask for", feature_names(*missing).join(", "))]
     Unsupported {
-        /// The missing features.
+        /// The features that are missing.
         missing: Features,
     },
     /// The device has the feature, but cannot provide it in this case.
     #[error("not supported here: {0}")]
     UnsupportedHere(String),
-    /// The device has no such verb.
+    /// The device does not support the verb with this name.
     #[error("the device does not support {0}")]
     UnsupportedVerb(&'static str),
     /// `wait` was called where waiting would never end.

@@ -16,13 +16,13 @@ pub enum RegistryError {
     ContractVersion {
         /// Name of the provider or extension.
         name: &'static str,
-        /// The version that it was built for.
+        /// The contract version that it was built for.
         built_for: u32,
     },
     /// Two providers have a device of the same name.
     #[error("device {device} of provider {second} has the name of a device of provider {first}")]
     DuplicateDevice {
-        /// The name of both devices.
+        /// The name that both devices have.
         device: String,
         /// The provider whose device has the name.
         first: &'static str,
@@ -32,7 +32,7 @@ pub enum RegistryError {
     /// Two extensions claim the same name, feature set or opcode.
     #[error("extensions {first} and {second} both claim {what}")]
     DuplicateExtension {
-        /// The name, feature set or opcode.
+        /// The name, feature set or opcode that both claim.
         what: String,
         /// The extension that has it.
         first: &'static str,
@@ -44,7 +44,7 @@ pub enum RegistryError {
         "two providers are named {name}: {first_devices:?} and {second_devices:?} are their devices"
     )]
     DuplicateProvider {
-        /// The name of both providers.
+        /// The name that both providers have.
         name: &'static str,
         /// Devices of the provider that is registered.
         first_devices: Vec<String>,
@@ -54,9 +54,9 @@ pub enum RegistryError {
     /// An extension lacks a mandatory part.
     #[error("extension {extension} lacks {missing}")]
     Incomplete {
-        /// Name of the extension.
+        /// Name of the extension that was refused.
         extension: &'static str,
-        /// The missing part.
+        /// The mandatory part that is missing.
         missing: String,
     },
     /// A device of a provider has attributes that contradict each other or its transport.
@@ -66,7 +66,7 @@ pub enum RegistryError {
         provider: &'static str,
         /// Name of the device.
         device: String,
-        /// The contradiction.
+        /// Description of the contradiction.
         reason: String,
     },
     /// A provider failed to list its devices.
@@ -74,7 +74,7 @@ pub enum RegistryError {
     Provider {
         /// Name of the provider.
         provider: &'static str,
-        /// Why it failed.
+        /// Why the provider could not list its devices.
         error: VerbError,
     },
     /// An extension was added after providers, which have made their devices without it.

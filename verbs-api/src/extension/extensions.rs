@@ -30,7 +30,7 @@ pub struct Extensions {
 }
 
 impl Extensions {
-    /// Creates an empty set.
+    /// Creates an empty set of extensions.
     pub fn new() -> Self {
         Self::default()
     }
@@ -96,12 +96,12 @@ impl Extensions {
         self.all.values().copied()
     }
 
-    /// Returns the number of extensions.
+    /// Returns the number of extensions in the set.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there are no extensions.
+    /// Whether there are no extensions in the set.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -38,7 +38,7 @@ pub enum DestroyError<T> {
     /// # }
     /// ```
     Busy {
-        /// The object, still alive.
+        /// The handle of the object, which is still alive.
         object: T,
         /// The users of the object: other objects, or control requests that have not ended.
         held_by: Vec<Holder>,

@@ -50,7 +50,7 @@ impl Allocation {
         self.start.as_ptr()
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes of the memory.
     pub(crate) fn len(&self) -> usize {
         self.length
     }

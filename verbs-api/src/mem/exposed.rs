@@ -35,7 +35,7 @@ pub struct Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("no memory for {length} bytes")]
 pub struct OutOfMemory {
-    /// How many bytes were wanted.
+    /// How many bytes were asked for.
     pub length: usize,
 }
 
@@ -43,9 +43,9 @@ pub struct OutOfMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("bytes {offset} to {offset} + {length} lie outside a memory of {size} bytes")]
 pub struct OutOfRange {
-    /// Offset of the first byte that was wanted.
+    /// Offset of the first byte that was to be accessed.
     pub offset: usize,
-    /// How many bytes were wanted.
+    /// How many bytes were to be accessed.
     pub length: usize,
     /// How many bytes the memory has.
     pub size: usize,
@@ -63,7 +63,7 @@ impl Memory {
         })
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes of the memory.
     pub fn len(&self) -> usize {
         self.allocation.len()
     }
@@ -91,7 +91,7 @@ impl Memory {
         })
     }
 
-    /// Copies bytes from `offset` on into `target`.
+    /// Copies the bytes from `offset` on into `target`, as many as it has.
     ///
     /// # Errors
     /// The range is out of bounds.

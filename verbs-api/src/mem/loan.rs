@@ -37,7 +37,7 @@ static LEDGER: ForkLock<Ledger> = ForkLock::new(Ledger {
 });
 
 impl Loan {
-    /// No buffers.
+    /// The loan that stands for no buffers.
     pub const NONE: Self = Self(0);
 
     /// Whether the loan stands for no buffers.
@@ -50,7 +50,7 @@ impl Loan {
         self.0
     }
 
-    /// Converts the number back to the loan.
+    /// Converts a loan's number back to the loan.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
@@ -72,7 +72,7 @@ impl Loan {
         self
     }
 
-    /// Returns the buffers to their pools.
+    /// Returns the buffers of the loan to their pools.
     ///
     /// # Safety
     /// The device no longer accesses them, and they have not been given back or joined yet.

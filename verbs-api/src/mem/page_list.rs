@@ -59,7 +59,7 @@ enum Pieces {
 /// The result of [`PageList::map`]. Covering fewer elements than were given is not an error.
 #[derive(Clone, Debug)]
 pub struct Mapped {
-    /// The list.
+    /// The page list that was made.
     pub list: PageList,
     /// How many elements the list contains whole.
     pub elements: usize,
@@ -86,9 +86,9 @@ pub enum PageListError {
     /// A block has another size than the others; only the last may be shorter.
     #[error("block {index} has {length} bytes where {block_size} are needed")]
     BlockSize {
-        /// Index of the block with another size.
+        /// Index of the block that has another size.
         index: usize,
-        /// The size of that block in bytes.
+        /// The size in bytes of the block that differs.
         length: usize,
         /// The size that every block must have, in bytes.
         block_size: u64,
@@ -105,7 +105,7 @@ pub enum PageListError {
         /// How many blocks were given.
         given: usize,
     },
-    /// The elements have 2^64 bytes or more.
+    /// The elements have 2^64 bytes or more in total.
     #[error("the list has 2^64 bytes or more")]
     TooLong,
 }

@@ -234,13 +234,13 @@ impl Default for First {
 struct More(Vec<Buffer>);
 
 impl Buffers {
-    /// Returns the number of buffers.
+    /// Returns the number of buffers in the collection.
     pub fn len(&self) -> usize {
         let more = self.more.as_ref().map_or(0, |more| more.0.len());
         usize::from(!self.is_empty()) + more
     }
 
-    /// Whether there are no buffers.
+    /// Whether there are no buffers in the collection.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.first().is_none()

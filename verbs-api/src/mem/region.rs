@@ -61,12 +61,12 @@ impl RegionMemory {
         }
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes of the memory.
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are no bytes.
+    /// Whether the memory has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -68,13 +68,13 @@ impl Sge {
         self.addr
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes of the range.
     #[inline]
     pub const fn length(&self) -> u32 {
         self.length
     }
 
-    /// Returns the local key.
+    /// Returns the local key that the range is accessed by.
     #[inline]
     pub const fn lkey(&self) -> LKey {
         self.lkey

@@ -27,7 +27,7 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes in the range.
     pub const fn len(self) -> usize {
         self.length
     }

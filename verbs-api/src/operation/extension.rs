@@ -26,7 +26,7 @@ pub enum OperationData {
     None,
     /// The bytes of the list are sent with the request.
     Source {
-        /// The largest number of bytes.
+        /// The largest number of bytes that the list may contain.
         most: u16,
     },
     /// The answer of the peer is placed into the list.

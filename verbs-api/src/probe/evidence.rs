@@ -15,7 +15,7 @@ use crate::wc::WcStatus;
 /// What a probe found instead of a rule that holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EvidenceKind {
-    /// The rule is broken.
+    /// The rule that the probe checks is broken.
     Wrong,
     /// The device reported that it does not support what the probe used.
     Unsupported,

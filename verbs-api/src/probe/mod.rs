@@ -160,7 +160,7 @@ impl Probe {
         Some(format!("takes {} as well", missing.name))
     }
 
-    /// Runs the probe.
+    /// Runs the probe on the two ends of `rig`.
     ///
     /// # Errors
     /// Evidence that the rule does not hold, or why it cannot be checked.

@@ -26,7 +26,7 @@ pub fn open() -> PathOptions {
 
 /// A queue pair, and a completion queue that no other queue pair uses.
 pub struct Side {
-    /// The queue pair.
+    /// The queue pair of this side.
     pub qp: Qp,
     /// The completion queue of its sends and receives.
     pub cq: Cq,

@@ -23,10 +23,10 @@ use crate::transport::Transport;
 use crate::wc::Completion;
 use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
-/// Bytes of a page.
+/// The page size in bytes that probes use.
 const PAGE: u64 = 4096;
 
-/// How time passes for a probe.
+/// How a probe waits: in real or in virtual time.
 ///
 /// [`Clock`] is real time; a simulation implements it to run the probes in virtual time.
 pub trait Pace {
@@ -113,15 +113,15 @@ pub struct Rig {
 
 /// An open device, and a protection domain on it.
 pub struct End {
-    /// The open device.
+    /// The open device of this end.
     pub context: Context,
-    /// A protection domain of the device.
+    /// A protection domain on the device of this end.
     pub pd: Pd,
 }
 
-/// Memory, and its registration.
+/// Memory together with the region that it is registered as.
 pub struct Region {
-    /// The memory.
+    /// The memory that is registered.
     pub memory: Memory,
     /// The region that all of the memory is registered as.
     pub mr: Mr,
@@ -129,11 +129,11 @@ pub struct Region {
 
 /// Memory for fast-registers: its page list, and an allocated key.
 pub struct Fast {
-    /// The memory.
+    /// The memory that the page list maps.
     pub memory: Memory,
     /// The page list of all of the memory.
     pub pages: PageList,
-    /// The allocated key.
+    /// The allocated key, for fast-registers of the memory.
     pub key: MrKey,
 }
 
@@ -456,7 +456,7 @@ impl Region {
         fill(&self.memory, seed)
     }
 
-    /// Returns a copy of a range.
+    /// Returns a copy of a range of the memory.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -465,7 +465,7 @@ impl Region {
         Ok(self.memory.to_vec(offset, length)?)
     }
 
-    /// Copies bytes to `offset`.
+    /// Copies bytes into the memory from `offset` on.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -564,7 +564,7 @@ impl Fast {
         fill(&self.memory, seed)
     }
 
-    /// Returns a copy of a range.
+    /// Returns a copy of a range of the memory.
     ///
     /// # Errors
     /// The range is out of bounds.

@@ -15,7 +15,7 @@ pub enum Verdict {
     /// The device claims the feature and a probe failed; or it does not claim it, and the feature works, or is not refused
     /// in a documented form.
     Mismatch,
-    /// No probe can run here.
+    /// No probe of the feature can run here.
     NotVerifiable,
 }
 
@@ -31,10 +31,10 @@ impl Verdict {
     }
 }
 
-/// The result of one probe.
+/// The result of running one probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProbeResult {
-    /// The rule holds.
+    /// The rule that the probe checks holds.
     Passed,
     /// The rule does not hold; or the device does not claim the feature, and did something else than to refuse it.
     Failed,
@@ -61,7 +61,7 @@ impl ProbeResult {
 pub struct Finding {
     /// The probe that was run.
     pub probe: Probe,
-    /// Whether the rule holds.
+    /// The result of the probe.
     pub result: ProbeResult,
     /// What the probe found instead of the rule; `None` if the rule holds.
     pub evidence: Option<Evidence>,
@@ -128,7 +128,7 @@ impl Finding {
 pub struct Verified {
     /// Whether the device claims the feature.
     pub claimed: bool,
-    /// Whether the claim is right.
+    /// The verdict about the device's claim.
     pub verdict: Verdict,
     /// The results of the probes that could be started.
     pub findings: Vec<Finding>,
@@ -138,7 +138,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// How many probes have this result.
+    /// Returns how many probes have this result.
     pub fn count(&self, result: ProbeResult) -> usize {
         let findings = self.findings.iter();
         findings.filter(|found| found.result == result).count()

@@ -137,7 +137,7 @@ impl PathOptions {
         self.path_mtu
     }
 
-    /// Returns the local port.
+    /// Returns the number of the local port.
     pub const fn chosen_port(&self) -> Port {
         match self.port_num {
             Some(port) => port,

@@ -354,7 +354,7 @@ impl Qp {
         posted.map_err(|(index, reason)| PostError { index, reason })
     }
 
-    /// Posts one request.
+    /// Posts one request to the send queue.
     ///
     /// # Errors
     /// Why the request was refused. It is dropped, and its buffers return to their pools.

@@ -58,7 +58,7 @@ macro_rules! qp_attributes {
         }
 
         impl QpAttributes {
-            /// Sets no attribute.
+            /// Creates a set of attributes of which none is set.
             pub fn new() -> Self {
                 Self::default()
             }
@@ -107,11 +107,11 @@ qp_attributes! {
     qp_access_flags: Access = 3 ACCESS_FLAGS,
     /// Index of the partition key.
     pkey_index: u16 = 4 PKEY_INDEX,
-    /// The port, counted from 1.
+    /// The local port, counted from 1.
     port_num: Port = 5 PORT,
     /// The Q_Key of a datagram queue pair.
     qkey: u32 = 6 QKEY,
-    /// The path to the peer.
+    /// The path to the peer, for connected queue pairs.
     ah_attr: AddressVector = 7 AV,
     /// The path MTU.
     path_mtu: Mtu = 8 PATH_MTU,

@@ -34,17 +34,17 @@ pub enum BadModify {
     NoTransition {
         /// The service type of the queue pair.
         qp_type: QpType,
-        /// The present state.
+        /// The state that the queue pair is in.
         from: QpState,
-        /// The state to move to.
+        /// The state that it was to move to.
         to: QpState,
     },
     /// The attributes that are set are not those that the transition requires and permits.
     #[error("{from} to {to}: missing {}, forbidden {}", Names(*missing), Names(*forbidden))]
     Attributes {
-        /// The present state.
+        /// The state that the queue pair is in.
         from: QpState,
-        /// The state to move to.
+        /// The state that it was to move to.
         to: QpState,
         /// Attributes that must be set, but are not.
         missing: QpAttrMask,
@@ -54,11 +54,11 @@ pub enum BadModify {
     /// The value of an attribute is out of range.
     #[error("{attribute}: {value} is beyond {max}")]
     Value {
-        /// Name of the attribute.
+        /// Name of the attribute that is out of range.
         attribute: &'static str,
-        /// The caller's value.
+        /// The value that the caller set.
         value: u64,
-        /// The largest value allowed.
+        /// The largest value that the attribute may have.
         max: u64,
     },
 }

@@ -68,7 +68,7 @@ impl FromIterator<Arc<dyn DeviceOps>> for DeviceList {
 pub struct Absent {
     /// The name of the device, or what the provider needs for any device, such as a library.
     pub what: String,
-    /// Why it cannot be offered.
+    /// Why the device, or all devices, cannot be offered.
     pub why: VerbError,
 }
 

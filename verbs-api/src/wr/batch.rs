@@ -43,7 +43,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Appends a request.
+    /// Appends a request to the batch.
     #[inline]
     pub fn push(&mut self, request: impl Into<WorkRequest<'a>>) {
         self.requests.push(request.into());

@@ -19,7 +19,7 @@ use crate::mem::{Buffer, Loan, Sge};
 pub struct RemoteAddress {
     /// The address of the first byte; for zero-based memory, its offset.
     pub addr: u64,
-    /// The peer's key.
+    /// The key (R_Key) that the peer has given for the memory.
     pub rkey: RKey,
 }
 
@@ -139,7 +139,7 @@ impl fmt::Debug for Lent {
 /// The scatter/gather entries of a request, in the form that a provider reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Sges<'r> {
-    /// The scatter/gather entries.
+    /// The scatter/gather entries of the request.
     pub list: &'r [Sge],
     /// Whether the entries name private buffers of the request itself. No other request may name memory of a buffer pool.
     pub private: bool,
@@ -148,7 +148,7 @@ pub struct Sges<'r> {
 }
 
 impl Data<'_> {
-    /// Returns the number of bytes.
+    /// Returns the number of local bytes of the request.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
@@ -169,7 +169,7 @@ impl Data<'_> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Whether the request has no local bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

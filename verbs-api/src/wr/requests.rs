@@ -163,7 +163,7 @@ macro_rules! requests {
                     self
                 }
 
-                /// Adds an attribute of an extension.
+                /// Adds an attribute of an extension to the request.
                 #[must_use]
                 pub fn with(mut self, attribute: RequestAttribute) -> Self {
                     self.common.set_attribute(attribute);
@@ -420,7 +420,7 @@ requests! {
     FetchAdd {
         /// The eight bytes to add to, at an 8-aligned address.
         pub remote: RemoteAddress,
-        /// The number to add, modulo 2^64.
+        /// The number that is added to the eight bytes, modulo 2^64.
         pub add: u64,
     } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
 
@@ -483,7 +483,7 @@ requests! {
         pub key: RKey,
         /// The memory to register; the request is refused if it is `None`.
         pub pages: Option<&'a PageList>,
-        /// The access rights to grant.
+        /// The access rights that the registration grants.
         pub access: Access,
         /// The address by which requests name the first byte; the page list's own if `None`.
         pub iova: Option<u64>,
@@ -505,7 +505,7 @@ requests! {
     /// # }
     /// ```
     LocalInvalidate {
-        /// The key to invalidate.
+        /// The key that is invalidated.
         pub key: RKey,
     } LOCAL_INV => LocalInv, read_or_atomic: false, check: checks::local_invalidate;
 
@@ -628,7 +628,7 @@ impl<'a> ExtensionRequest<'a> {
         }
     }
 
-    /// Adds an attribute of an extension.
+    /// Adds an attribute of an extension to the request.
     #[must_use]
     pub fn with(mut self, attribute: RequestAttribute) -> Self {
         self.common.set_attribute(attribute);
@@ -669,7 +669,7 @@ impl<'a> ExtensionRequest<'a> {
         self.operation
     }
 
-    /// Returns the bytes of the body.
+    /// Returns the bytes of the request's body.
     #[inline]
     pub fn body(&self) -> &'a [u8] {
         self.body

@@ -34,7 +34,7 @@ pub enum Refusal {
     /// No program listens at the address.
     #[error("nobody listens there")]
     NoListener,
-    /// The peer's program rejected the request.
+    /// The peer's program rejected the connection or the question.
     #[error("the program rejected it")]
     Program,
     /// The peer's program rejected the request or its backlog is full: iWARP's reply does not distinguish the two.

@@ -23,20 +23,20 @@ pub struct Token(pub u64);
 /// The largest private data of a program, in bytes, that each message of connection management can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateDataLimits {
-    /// Most bytes with `connect`.
+    /// Most bytes of private data in a connection request.
     pub connect: usize,
-    /// Most bytes with `accept`.
+    /// Most bytes of private data when a connection is accepted.
     pub accept: usize,
-    /// Most bytes with `reject`.
+    /// Most bytes of private data when a connection is rejected.
     pub reject: usize,
-    /// Most bytes with `resolve`.
+    /// Most bytes of private data in a request to resolve a datagram service.
     pub resolve: usize,
-    /// Most bytes with `answer`.
+    /// Most bytes of private data in the answer to such a request.
     pub answer: usize,
 }
 
 impl PrivateDataLimits {
-    /// The limits of InfiniBand's messages, which also contain the header of the RDMA connection manager.
+    /// The limits of private data in InfiniBand's messages, which also contain the header of the RDMA connection manager.
     pub const INFINIBAND: Self = Self {
         connect: 56,
         accept: 196,
@@ -45,7 +45,7 @@ impl PrivateDataLimits {
         answer: 136,
     };
 
-    /// The limits of MPA revision 2.
+    /// The limits of private data in messages of MPA revision 2.
     pub const IWARP: Self = Self {
         connect: 508,
         accept: 508,
