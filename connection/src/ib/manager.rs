@@ -147,7 +147,7 @@ impl Manager {
         self.connections.len()
     }
 
-    /// Returns the counters.
+    /// Returns the counters of the manager.
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }

@@ -31,7 +31,7 @@ struct Sender {
 }
 
 impl Manager {
-    /// Handles a message received from `from`.
+    /// Handles a message of the connection manager that was received from the address `from`.
     pub fn handle_message(
         &mut self,
         now: Time,

@@ -18,39 +18,39 @@ pub struct ListenerId(pub(super) u32);
 /// The state of a connection or of a service ID resolution (IBTA 12.9.5). One in the idle state does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// REQ sent.
+    /// This side has sent a REQ and waits for the answer.
     ReqSent,
-    /// REQ received.
+    /// A REQ was received, which the program has not answered yet.
     ReqRcvd,
-    /// REQ received, MRA sent.
+    /// A REQ was received, and this side has asked for more time with an MRA.
     MraReqSent,
-    /// REQ sent, MRA received.
+    /// This side has sent a REQ, and the peer has asked for more time with an MRA.
     MraReqRcvd,
-    /// REP sent.
+    /// This side has sent a REP and waits for the RTU.
     RepSent,
-    /// REP received.
+    /// A REP was received; the program has to bring the queue pair up and confirm.
     RepRcvd,
-    /// REP received, MRA sent.
+    /// A REP was received, and this side has asked for more time with an MRA.
     MraRepSent,
-    /// REP sent, MRA received.
+    /// This side has sent a REP, and the peer has asked for more time with an MRA.
     MraRepRcvd,
     /// The connection is established.
     Established,
-    /// DREQ sent.
+    /// This side has sent a DREQ and waits for the DREP.
     DreqSent,
-    /// DREQ received.
+    /// A DREQ was received, which the program has not confirmed yet.
     DreqRcvd,
     /// TIMEWAIT: the connection has ended; its communication ID stays reserved until all of its packets have left the
     /// network.
     TimeWait,
-    /// SIDR_REQ sent.
+    /// This side has sent a SIDR_REQ and waits for the SIDR_REP.
     SidrReqSent,
-    /// SIDR_REQ received.
+    /// A SIDR_REQ was received, which the program has not answered yet.
     SidrReqRcvd,
 }
 
 impl State {
-    /// All states.
+    /// All states, each once.
     pub const ALL: [Self; 14] = [
         Self::ReqSent,
         Self::ReqRcvd,
@@ -105,31 +105,31 @@ pub enum Transport {
 /// The path to a peer, as messages of the connection manager describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The peer's link address.
+    /// The link address of the peer.
     pub address: LinkAddress,
-    /// The local GID.
+    /// The GID of the local port.
     pub local_gid: Gid,
-    /// The peer's GID.
+    /// The GID of the peer's port.
     pub remote_gid: Gid,
     /// The local port, counted from 1.
     pub port_num: Port,
-    /// The index of the partition key.
+    /// The index of the partition key in the local port's table.
     pub pkey_index: u16,
-    /// The partition key.
+    /// The partition key itself.
     pub p_key: u16,
-    /// The index of the local GID.
+    /// The index of the local GID in the port's table.
     pub sgid_index: u8,
     /// The path MTU.
     pub mtu: Mtu,
     /// The flow label: 20 bits.
     pub flow_label: u32,
-    /// Traffic class.
+    /// The traffic class of packets.
     pub traffic_class: u8,
-    /// Hop limit.
+    /// The hop limit of packets.
     pub hop_limit: u8,
-    /// Service level.
+    /// The service level of packets.
     pub sl: u8,
-    /// Static rate.
+    /// The static rate of packets, as verbs encode it.
     pub static_rate: u8,
     /// The packet lifetime: 4.096 µs x 2^n.
     pub packet_life_time: u8,
@@ -326,46 +326,46 @@ pub struct Replied {
 pub enum Event {
     /// A REQ was received; the program answers with [`reply`](super::Manager::reply) or [`reject`](super::Manager::reject).
     Requested {
-        /// The listener of the service.
+        /// The listener that listens for the requested service.
         listener: ListenerId,
-        /// The connection.
+        /// The communication ID of the new connection.
         id: CommId,
         /// The contents of the REQ.
         request: Box<Requested>,
     },
     /// A REP was received; the program continues with [`ready`](super::Manager::ready) or `reject`.
     Replied {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
         /// The contents of the REP.
         reply: Box<Replied>,
     },
     /// An RTU was received: the connection is established.
     Established {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
         /// The private data of the RTU, 224 bytes.
         private_data: Vec<u8>,
     },
     /// The connection is established because its queue pair received traffic before the RTU.
     EstablishedByTraffic {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
     /// A REJ was received: the connection is refused, or has ended.
     Rejected {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
         /// The reason for the rejection: see [`reason`](polyverbs_wire::mad::cm::reason).
         reason: u16,
-        /// The additional reject information.
+        /// The additional reject information of the REJ.
         info: Vec<u8>,
         /// The private data of the REJ, 148 bytes.
         private_data: Vec<u8>,
     },
     /// An MRA was received: the peer needs more time to answer.
     Delayed {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
         /// How long the peer may take: 4.096 µs x 2^n.
         service_timeout: u8,
@@ -374,71 +374,71 @@ pub enum Event {
     },
     /// A DREQ was received; the program answers with [`confirm_disconnect`](super::Manager::confirm_disconnect).
     DisconnectRequested {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
         /// The private data of the DREQ, 220 bytes.
         private_data: Vec<u8>,
     },
     /// A DREP was received: the peer has confirmed the end of the connection.
     Disconnected {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
         /// The private data of the DREP, 224 bytes.
         private_data: Vec<u8>,
     },
     /// The peer did not answer the REQ: there is no connection.
     RequestTimedOut {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
     /// The peer did not answer the REP: there is no connection.
     ReplyTimedOut {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
     /// The peer did not answer the DREQ: the connection has ended nevertheless.
     DisconnectTimedOut {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
     /// The peer's process does not answer liveness probes: the connection has ended.
     PeerLost {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
     /// The operating system refuses to send the REQ, REP or SIDR_REQ: the connection or resolution has failed.
     Unsent {
-        /// The connection, or the resolution.
+        /// The communication ID of the connection or of the resolution.
         id: CommId,
-        /// The system's error number.
+        /// The error number (`errno`) of the operating system.
         errno: i32,
     },
     /// TIMEWAIT is over: the communication IDs may be used again.
     TimewaitExit {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
     /// The program took so long to answer a request that the peer is assumed to have given up: it can no longer answer.
     Withdrawn {
-        /// The connection, or the resolution.
+        /// The communication ID of the connection or of the resolution.
         id: CommId,
     },
     /// A SIDR_REQ was received; the program answers with [`resolve_reply`](super::Manager::resolve_reply).
     ResolutionRequested {
-        /// The listener of the service.
+        /// The listener that listens for the requested service.
         listener: ListenerId,
-        /// The resolution.
+        /// The communication ID of the resolution.
         id: CommId,
-        /// The peer's link address.
+        /// The link address of the peer.
         from: LinkAddress,
         /// The ID of the service that the peer wants to resolve.
         service_id: u64,
         /// The private data of the SIDR_REQ, 216 bytes.
         private_data: Vec<u8>,
     },
-    /// A SIDR_REP was received.
+    /// A SIDR_REP was received: the answer to this side's SIDR_REQ.
     Resolved {
-        /// The resolution.
+        /// The communication ID of the resolution.
         id: CommId,
         /// The status; 0 if queue pair and Q_Key are valid.
         status: u8,
@@ -451,12 +451,12 @@ pub enum Event {
     },
     /// The peer did not answer the SIDR_REQ.
     ResolutionTimedOut {
-        /// The resolution.
+        /// The communication ID of the resolution.
         id: CommId,
     },
 }
 
-/// A message to be sent.
+/// A message of the connection manager that is to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outgoing {
     /// The link address to send it to.
@@ -483,12 +483,12 @@ pub enum CmError {
     /// The private data is longer than the message has room for.
     #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
-        /// The number of bytes given.
+        /// The number of bytes of private data given.
         len: usize,
-        /// The largest number of bytes that fit.
+        /// The largest number of bytes of private data that fit.
         max: usize,
     },
-    /// Another listener has the service.
+    /// Another listener listens for the service.
     #[error("another listener is there for this service")]
     InUse,
     /// All communication IDs are in use, or there is no room for another connection.

@@ -114,7 +114,7 @@ enum Phase {
     Negotiating,
     /// Both sides may send FPDUs, but the active side has not completed the connection.
     Agreed,
-    /// The connection is established.
+    /// The connection is established: the active side has completed it.
     Open,
     /// This side has closed the connection.
     Closing,

@@ -29,7 +29,7 @@ pub struct StartOptions {
     pub markers: bool,
     /// Whether frames shall have a CRC, in both directions.
     pub crc: bool,
-    /// This side's read limits.
+    /// This side's read limits (IRD and ORD).
     pub depths: Depths,
     /// How many reads this side can execute at one time if the peer wants more than `depths` says.
     pub most_ird: u16,
@@ -61,7 +61,7 @@ pub struct Started {
     pub revision: u8,
     /// Whether frames have a CRC and markers.
     pub settings: Settings,
-    /// This side's read limits.
+    /// This side's read limits (IRD and ORD).
     pub depths: Depths,
     /// The peer's IRD and ORD; `None` with revision 1.
     pub peer: Option<(Depth, Depth)>,
@@ -111,9 +111,9 @@ pub enum Failure {
     /// The private data is too long; nothing was changed.
     #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
-        /// The number of bytes given.
+        /// The number of bytes of private data given.
         len: usize,
-        /// The largest number of bytes that fit.
+        /// The largest number of bytes of private data that fit.
         max: usize,
     },
 }
@@ -121,7 +121,7 @@ pub enum Failure {
 /// What the negotiation has come to after received bytes were handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// More input is needed.
+    /// More bytes of the peer's request or reply are needed.
     Pending,
     /// The peer's request was received completely: answer it with [`Negotiation::answer`].
     Requested {
@@ -262,7 +262,7 @@ impl Negotiation {
         outcome
     }
 
-    /// Handles the end of the stream.
+    /// Handles that the peer has closed the stream.
     ///
     /// # Errors
     /// Always, unless the negotiation is over.
