@@ -37,7 +37,7 @@ pub enum EmulatedDeviceError {
     /// The options do not fit the kind of device.
     #[error("{name}: {error}")]
     NotMade {
-        /// The name of the kind.
+        /// The name of the kind of devices.
         name: String,
         /// Which option does not fit, and why.
         error: EmulatedError,
@@ -45,9 +45,9 @@ pub enum EmulatedDeviceError {
     /// The machine has no route to an address.
     #[error("there is no way to {to}: {error}")]
     Unreachable {
-        /// The address.
+        /// The address to which there is no route.
         to: SocketAddr,
-        /// The error of the operating system.
+        /// The error of the operating system for the route.
         error: Arc<io::Error>,
     },
 }
