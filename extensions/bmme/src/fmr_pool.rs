@@ -124,7 +124,7 @@ pub enum FmrError {
     /// A request of the pool completed with this error: the pool is unusable.
     #[error("failed with {0:?}: the pool can only be dropped")]
     Failed(WcStatus),
-    /// A control verb failed.
+    /// A control verb of the device failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }
