@@ -47,7 +47,7 @@ pub trait Binding: Send + Sync + 'static {
 /// The features and limits that a device has through an extension.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
-    /// Bits of the extension's own set.
+    /// Feature bits of the extension's own set that the device has.
     pub own: u64,
     /// Names and values of the extension's limits.
     pub limits: Vec<(&'static str, u64)>,

@@ -17,9 +17,9 @@ use crate::verbs::Live;
 /// Whether opening an XRC domain may, or must, create it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
-    /// Creates the domain if it does not exist.
+    /// Creates the XRC domain if it does not exist.
     pub create: bool,
-    /// Fails if the domain exists.
+    /// Fails if the XRC domain exists already.
     pub exclusive: bool,
 }
 
@@ -51,7 +51,7 @@ impl Xrcd {
         self.locked().clone()
     }
 
-    /// Closes the opening.
+    /// Closes this opening of the XRC domain.
     ///
     /// # Errors
     /// The error of the library, for instance that an object of the domain still exists.

@@ -74,7 +74,7 @@ enum Role {
     Question(SocketAddr, Vec<u8>, Arc<dyn AnswerSink>),
 }
 
-/// How far a connection has come.
+/// How far a connection has come, at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// This end has sent the connection request.

@@ -103,7 +103,7 @@ fn text(octets: &[c_char]) -> String {
 }
 
 impl Live<IbvContext> {
-    /// Opens the same device again.
+    /// Opens the device of this context another time.
     pub(crate) fn open_again(&self) -> Result<Self, VerbError> {
         let library = self.library;
         // SAFETY: an open device stays in the library's list of devices.
