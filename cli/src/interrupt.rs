@@ -84,7 +84,7 @@ fn end() {
     exit(report());
 }
 
-/// Whether a signal was received.
+/// Whether a signal that ends the program was received.
 pub(crate) fn is_interrupted() -> bool {
     SIGNAL.load(Ordering::SeqCst) != 0
 }

@@ -39,7 +39,7 @@ pub(crate) mod peers;
 use files::{Room, Share, Target};
 use peers::Peer;
 
-/// Any failure, with its text.
+/// Any error of a copy, as a boxed trait object.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 /// The SHA-256 of the bytes that one side has read or written.
@@ -68,7 +68,7 @@ fn check_interrupted() -> Result<()> {
     }
 }
 
-/// The options of a copy.
+/// How a file is copied: the size and number of reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyOptions {
     /// Bytes that one RDMA read fetches, 1 to [`WINDOW`].

@@ -31,7 +31,7 @@ pub(crate) const LEAST: u64 = 64 << 10;
 /// place. One more replaces the oldest.
 const MOST_WAITING: usize = 64;
 
-/// What the serving loop waits for.
+/// The events that the serving loop waits for.
 enum RequestEvent {
     Asked(std::result::Result<Incoming, ConnectError>),
     /// The connection of the request with this number was completed by its peer, or has failed.
