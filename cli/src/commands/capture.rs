@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 /// Write the packets of another command to a file
 ///
-/// Runs the command, and writes what its device sends and receives: a device at an address, as for `put`, `serve`, `ping` and
-/// `perf`. Wireshark reads the file, and so does `polyverbs dissect`.
+/// Runs the command, and writes the packets that its device sends and receives: an emulated device at an address, as for
+/// `put`, `serve`, `ping` and `perf`. Wireshark reads the file, and so does `polyverbs dissect`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -16,8 +16,8 @@ use crate::transfer::printable;
 
 /// Install this command, its libraries, man pages and completions
 ///
-/// Nothing else is needed where they are: `PREFIX/bin/polyverbs` finds the libraries of `polyverbs run` in
-/// `PREFIX/lib/polyverbs`, wherever the prefix is moved to. To undo it, delete the files that it lists.
+/// The installed files need nothing else: `PREFIX/bin/polyverbs` finds the libraries of `polyverbs run` in
+/// `PREFIX/lib/polyverbs`, even if the prefix is moved. To undo it, delete the files that it lists.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -15,9 +15,9 @@ use crate::transfer::files::Target;
 
 /// Show what each device can do, side by side
 ///
-/// What is shown is what the devices claim; with --verify, also what they do: the conformance probes of each feature are
-/// run on each device. A claim that does not hold, or a feature that works and is not claimed, is a mismatch, and the
-/// command fails.
+/// The table shows the features that devices claim. With --verify the conformance probes of each feature are run on each
+/// device, to check the claims. A claim that does not hold, or a feature that works and is not claimed, is a mismatch, and
+/// the command fails.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

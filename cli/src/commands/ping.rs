@@ -17,9 +17,9 @@ use crate::output::{AlreadyReported, say, seconds};
 
 /// Find out whether an RDMA device answers at an address, and how soon
 ///
-/// Over RoCE, asks the connection manager there for an unused service; it answers at once, whatever the port. Over iWARP, sends
-/// a request that is always rejected to the port, by default to the one of Polyverbs' own devices. No program there notices
-/// either.
+/// Over RoCE, asks the peer's connection manager for an unused service; it answers at once, whatever the port. Over iWARP,
+/// sends a connection request that is always rejected to the port, by default to that of Polyverbs' own devices. No program
+/// at the peer notices either.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -18,8 +18,8 @@ use crate::output::parse_bytes;
 
 /// Send and receive whole messages over reliable datagram sockets (RDS)
 ///
-/// The other side may be Linux's: its module rds_rdma, over RDMA devices. Here an address answers pings, and acknowledges what
-/// arrives, while a process has a socket there.
+/// The peer may be Linux with its module rds_rdma, over RDMA devices. A local address answers pings, and acknowledges
+/// messages, as long as a process has a socket at it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

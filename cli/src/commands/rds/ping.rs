@@ -13,8 +13,8 @@ use crate::output::say;
 
 /// Find out whether a host of RDS answers at an address, and how soon
 ///
-/// Sends messages to port 0, where the host itself answers without data, whatever sockets there are. The first one waits for the
-/// connection to be made.
+/// Sends messages to port 0, which the host itself answers, without data, rather than a program. The time of the first
+/// answer includes making the connection.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

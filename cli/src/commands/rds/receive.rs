@@ -18,7 +18,8 @@ use crate::output::{BOLD, count, format_bytes, say, seconds};
 
 /// Receive messages, and say from whom
 ///
-/// The first line says where. Messages go to the file as they arrive, one after the other, those of several senders mixed.
+/// The first line of output has the socket's address. Messages are written to the file as they arrive, one after the other;
+/// those of several senders are mixed.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

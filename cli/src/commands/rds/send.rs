@@ -19,8 +19,8 @@ use crate::output::{BOLD, count, format_bytes, progress, rate, say, seconds};
 
 /// Send a file in messages, and wait until the peer's host has acknowledged all of them
 ///
-/// It has them then, and a socket that is there; a message to a port without a socket is acknowledged too, and dropped. An empty file
-/// is one empty message.
+/// An acknowledged message has been put into the queue of the receiving socket. A message to a port without a socket is
+/// acknowledged too, and dropped. An empty file is one empty message.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

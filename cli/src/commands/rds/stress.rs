@@ -25,8 +25,8 @@ const NO_THREAD: &str =
 
 /// Exchange requests and replies between many sockets, and measure them
 ///
-/// One process listens and answers; others have tasks, each with a socket and requests that wait for replies. Both sides compare each
-/// byte. In the manner of rds-stress, with which it does not talk.
+/// One process listens and answers; others run tasks, each of which has a socket and sends requests. Both sides compare
+/// each byte. It works like rds-stress, but does not interoperate with it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -25,9 +25,9 @@ use crate::output::{complain, print};
 
 /// Run an unmodified program on our devices
 ///
-/// It finds our libibverbs.so.1 and librdmacm.so.1 before those of the system. It sees a RoCE device (ib0, ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other
-/// address of this machine; no hardware, no kernel module, no privileges. Other processes and machines are reached at
-/// theirs.
+/// The program finds Polyverbs' libibverbs.so.1 and librdmacm.so.1 before those of the system. It sees a RoCE device (ib0,
+/// ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other address of this machine; no hardware,
+/// no kernel module, no privileges. Devices of other processes and machines are reached at their addresses.
 #[derive(clap::Args)]
 #[command(after_help = "\
 A DEVICE is the name of one that there would be, or describes a new one by
