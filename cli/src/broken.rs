@@ -1,11 +1,13 @@
-//! Emulated devices that break a rule: a test sees that the command fails then. Only builds with debug assertions have it.
+//! Makes emulated devices break a rule, so that a test can check that the command then fails. Only in builds with debug
+//! assertions.
 
 use anyhow::Context as _;
 use polyverbs::rules::{Rule, break_rule};
 
 const VARIABLE: &str = "POLYVERBS_BREAKS";
 
-/// Makes the emulated devices break the rule that the environment names, if any, in what this thread does.
+/// Makes the emulated devices that this thread uses break the rule that the environment variable names; does nothing if it
+/// is not set.
 pub(crate) fn from_environment() -> anyhow::Result<()> {
     let Some(name) = std::env::var_os(VARIABLE) else {
         return Ok(());

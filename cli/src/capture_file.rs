@@ -12,7 +12,7 @@ use polyverbs::emulated::{OctetCapture, Tap};
 
 use crate::output::complain;
 
-/// The capture of the devices of this command.
+/// The capture of this command's devices, if it runs within `polyverbs capture`.
 static CAPTURE: OnceLock<Capture> = OnceLock::new();
 
 pub(crate) struct Capture {
@@ -22,13 +22,13 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Replaces the content of the file, because there is a device now.
+    /// Empties the capture file and begins to write packets to it, because the command has opened a device.
     pub(crate) fn begin(&self) -> anyhow::Result<()> {
         self.is_begun.store(true, Ordering::SeqCst);
         self.flush()
     }
 
-    /// The tap of a device whose packets are captured.
+    /// Returns the tap for a device, which adds the device's packets to the capture.
     pub(crate) fn tap(&self) -> Tap {
         Tap(Arc::clone(&self.packets) as _)
     }
@@ -43,7 +43,7 @@ impl Capture {
     }
 }
 
-/// A file that is made, or emptied, when the first byte is written.
+/// A file that is created, or emptied, only when the first byte is written.
 enum LateFile {
     Named(PathBuf),
     Open(File),
@@ -65,12 +65,12 @@ impl Write for LateFile {
     }
 }
 
-/// The capture in which this command runs, if it runs in one.
+/// Returns the capture that this command runs within; `None` if there is none.
 pub(crate) fn current() -> Option<&'static Capture> {
     CAPTURE.get()
 }
 
-/// Captures the packets of `work` to a file. Where `work` has no device, the file is left as it is.
+/// Runs `work` and captures the packets of its devices to a file. If `work` opens no device, the file is left as it is.
 pub(crate) fn captured(
     file: &Path,
     work: impl FnOnce() -> anyhow::Result<()>,

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// The content of an installed file.
+/// The content of a file that this command installs.
 pub(crate) enum Content {
     /// A copy of a file.
     File(PathBuf),
-    /// A link to a file in the same folder.
+    /// A symbolic link to a file in the same folder.
     Link(&'static str),
     /// Text that this command generates.
     Text(Vec<u8>),
@@ -21,8 +21,8 @@ pub(crate) enum Content {
 impl Content {
     /// Installs the content as `target`, also in place of another file.
     ///
-    /// The file is written under another name first, and is on the disk before it takes its place: a program that uses the old
-    /// file keeps it, and the system never has a part of the new one.
+    /// The file is written under another name and synced to the disk before it is renamed: a program that uses the old file
+    /// keeps it, and a crash leaves either the old or the new file.
     pub(crate) fn install(&self, target: &Path) -> anyhow::Result<()> {
         let installed = self.put(target);
         installed.with_context(|| format!("cannot write {}", target.display()))

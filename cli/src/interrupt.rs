@@ -1,4 +1,5 @@
-//! Ctrl-C and other signals that end the program: nothing half-made is left, and one line reports what was done.
+//! Handles Ctrl-C and other signals that end the program: no unfinished file remains, and one line reports how far the
+//! command has come.
 //!
 //! The signals are blocked in every thread and received by one of their own. A command that has something to clean up checks
 //! [`transfer::INTERRUPTED`](crate::transfer::INTERRUPTED) and ends itself; others are ended here.
@@ -16,25 +17,25 @@ use crate::capture_file;
 use crate::output::complain;
 use crate::transfer::INTERRUPTED;
 
-/// How a command ends.
+/// How a command ends when a signal interrupts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It needs no cleaning up.
+    /// The process ends at once, because the command has nothing to clean up.
     AtOnce,
-    /// It notices the interruption, and cleans up.
+    /// The command notices the interruption, cleans up and ends itself.
     ByItself,
 }
 
 type Done = Box<dyn Fn() -> String + Send>;
 
 static COMMAND: Mutex<Option<(Ending, Done)>> = Mutex::new(None);
-/// The signal received; 0 for none.
+/// The first signal received; 0 for none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 static IS_REPORTED: AtomicBool = AtomicBool::new(false);
-/// How long a command may take to clean up.
+/// How long a command may take to clean up before the process ends nevertheless.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Receives signals from now on. Call before there are other threads.
+/// Starts the threads that receive signals and end the process. Call it before there are other threads.
 pub(crate) fn watch() -> anyhow::Result<()> {
     let mut signals = SigSet::empty();
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
@@ -65,7 +66,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets what the current command reports when it is interrupted.
+/// Sets how the current command ends if it is interrupted, and the text that is reported then.
 pub(crate) fn says(ending: Ending, done: impl Fn() -> String + Send + 'static) {
     *command() = Some((ending, Box::new(done)));
 }
@@ -83,12 +84,12 @@ fn end() {
     exit(report());
 }
 
-/// Whether a signal was received.
+/// Whether a signal that ends the program was received.
 pub(crate) fn is_interrupted() -> bool {
     SIGNAL.load(Ordering::SeqCst) != 0
 }
 
-/// Reports what was done, once, and returns the exit status.
+/// Reports the interruption and the command's text, once, and returns the exit status.
 pub(crate) fn report() -> i32 {
     if IS_REPORTED.swap(true, Ordering::SeqCst) {
         // Another thread is about to end the process.

@@ -80,7 +80,7 @@ enum Command {
     Serve(serve::Arguments),
 }
 
-/// The command line as a `clap` command.
+/// Returns the command line's description for `clap`.
 pub(crate) fn command() -> clap::Command {
     Arguments::command()
 }
@@ -88,11 +88,12 @@ pub(crate) fn command() -> clap::Command {
 /// Runs the command with the arguments of the process, and returns its exit status: all that a `main` has to do.
 ///
 /// * It calls itself `polyverbs`, in usage and errors, and its version is that of this crate.
-/// * `polyverbs run` finds its libraries as ever: beside the executable, or in `lib/polyverbs` beside its `bin`. They are
-///   libraries of their own, so the unmodified programs that it runs have what those were linked with.
-/// * `polyverbs install` puts the running executable in place, so what it is linked with stays.
+/// * `polyverbs run` finds its libraries as usual: in the folder of the executable, or in `lib/polyverbs` next to its
+///   `bin`. They are separate libraries, so the unmodified programs that it runs have only the devices that those were
+///   linked with.
+/// * `polyverbs install` installs the running executable, with everything that it is linked with.
 ///
-/// It handles signals from now on, and an interrupted command ends the process.
+/// It handles signals from then on, and an interrupted command ends the process.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -165,7 +166,7 @@ fn refuse(error: &clap::Error) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(2))
 }
 
-// What is wrong with a command line, in one line.
+// The error of a command line, in one line.
 fn said(error: &clap::Error) -> String {
     let text = error.to_string();
     let said: Vec<_> = text

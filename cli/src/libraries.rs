@@ -13,29 +13,29 @@ use anyhow::Context as _;
 use crate::installed::Content;
 use crate::output::complain;
 
-/// The names that programs load; both are one file.
+/// The name by which programs load libibverbs; librdmacm is a link to the same file.
 pub(crate) const VERBS: &str = "libibverbs.so.1";
 pub(crate) const CM: &str = "librdmacm.so.1";
-/// The library that redirects paths below `/sys` and `/dev`.
+/// The library that redirects paths below `/sys` and `/dev` to the folder of a program.
 pub(crate) const REDIRECT: &str = "libpolyverbs_redirect.so";
-/// The library of `AF_RDS` sockets, which that one loads from beside itself.
+/// The library for `AF_RDS` sockets, which the redirecting library loads from its own folder.
 pub(crate) const RDS: &str = "libpolyverbs_rds_sockets.so";
 
 // The names that cargo gives to these files.
 const BUILT: &str = "libpolyverbs_c_libraries.so";
 
-/// The libraries found.
+/// The files of the C libraries of this command.
 pub(crate) struct Libraries {
-    /// The file of both libraries.
+    /// The one file that is both libibverbs and librdmacm.
     pub(crate) verbs: PathBuf,
-    /// The folder with both under the names that programs load.
+    /// The folder that contains both under the names that programs load; `None` if the libraries are not installed.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) redirect: PathBuf,
     pub(crate) rds: PathBuf,
 }
 
 impl Libraries {
-    /// The libraries of this command: as installed, as cargo builds them, or in the same folder.
+    /// Finds the libraries of this command: installed, in the folder of cargo's build, or in the command's own folder.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let command = env::current_exe().context("cannot find this command's own file")?;
         let beside = command.parent().unwrap_or(Path::new("/"));
@@ -66,8 +66,9 @@ impl Libraries {
         Ok(found)
     }
 
-    /// The libraries of a command installed by `cargo install`, which omits libraries: builds them on first use, in the clone
-    /// that the command was built from, and installs them where it finds them.
+    /// Finds the libraries, also for a command that was installed by `cargo install`, which omits libraries: at the first
+    /// use they are built in the clone that the command was built from, and installed where [`find`](Self::find) looks for
+    /// them.
     pub(crate) fn find_or_build() -> anyhow::Result<Self> {
         let missing = match Self::find() {
             Ok(found) => return Ok(found),
@@ -88,7 +89,7 @@ impl Libraries {
         Self::find()
     }
 
-    /// The files by which these libraries are installed in a folder.
+    /// Returns the files that an installation of these libraries in a folder consists of.
     pub(crate) fn installed_in(self, lib: &Path) -> [(PathBuf, Content); 4] {
         [
             (lib.join(VERBS), Content::File(self.verbs)),
@@ -98,8 +99,8 @@ impl Libraries {
         ]
     }
 
-    /// Settings for the dynamic linker: a folder with both libraries under their names, and the file to preload. The libraries'
-    /// own folder, or links in `within`.
+    /// Returns what to set for the dynamic linker: a folder that contains both libraries under their names, and the file to
+    /// preload. The folder is the libraries' own, or `within`, where links are made.
     pub(crate) fn named(&self, within: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
         let own = self.folder.as_ref().filter(|folder| is_one(folder));
         if let Some(folder) = own {
@@ -128,7 +129,7 @@ impl Libraries {
     }
 }
 
-/// The folder of the sources, where the command was built.
+/// The folder of the sources that the command was built from.
 const CLONE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 // What cargo's list in that folder says is installed.

@@ -23,7 +23,7 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Names standard output in the error of a write to it.
+/// Adds to the error of a write that it was to standard output.
 pub(crate) fn written(outcome: io::Result<()>) -> io::Result<()> {
     outcome.map_err(|error| {
         io::Error::new(
@@ -39,7 +39,7 @@ pub(crate) fn print(text: &[u8]) -> io::Result<()> {
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
-/// The command has failed, and has reported that already.
+/// The error of a command that has reported its failure already.
 #[derive(Debug)]
 pub(crate) struct AlreadyReported;
 
@@ -69,7 +69,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     Ok(print(text.as_bytes())?)
 }
 
-/// A JSON object in one line.
+/// Returns a JSON object as one line of text.
 pub(crate) fn json_line(value: &serde_json::Value) -> String {
     escaped(&value.to_string())
 }
@@ -87,7 +87,7 @@ fn escaped(json: &str) -> String {
     text
 }
 
-/// The registered device of this name.
+/// Returns the registered device of this name, or an error that lists the names.
 pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
     let registry = polyverbs::registry()?;
     let Some(device) = registry.device(name) else {
@@ -97,8 +97,8 @@ pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
     Ok(device.clone())
 }
 
-/// The width of standard output: that of the terminal, or `COLUMNS`. For a file or a pipe 100, so that the output is always the
-/// same.
+/// Returns the width of standard output in columns: that of the terminal, or `COLUMNS`. For a file or a pipe it is 100, so
+/// that the output is always the same.
 pub(crate) fn width() -> usize {
     let said = || std::env::var("COLUMNS").ok()?.parse().ok();
     terminal_size::terminal_size_of(io::stdout())
@@ -138,13 +138,13 @@ pub(crate) fn wrapped<'w>(
     text
 }
 
-/// A number and a noun: `1 window`, `2 windows`.
+/// Returns a number with a noun, such as `1 window` or `2 windows`.
 pub(crate) fn count(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
 }
 
-/// A progress bar on standard error, if that is an interactive terminal.
+/// Returns a progress bar on standard error, which is hidden if that is no interactive terminal.
 pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let target = if io::stderr().is_terminal() && !is_plain {
@@ -159,7 +159,7 @@ pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     bar
 }
 
-/// Bytes in a fitting unit: `1.5 GiB`.
+/// Formats a number of bytes in a suitable unit, such as `1.5 GiB`.
 pub(crate) fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -175,7 +175,7 @@ pub(crate) fn format_bytes(count: u64) -> String {
     }
 }
 
-/// Bytes per second, decimal: `1.23 GB/s`.
+/// Formats bytes per second in a decimal unit, such as `1.23 GB/s`.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     let (value, unit) = match bytes_per_second {
         rate if rate >= 1e9 => (rate / 1e9, "GB/s"),
@@ -186,7 +186,7 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// Nanoseconds in a fitting unit.
+/// Formats a number of nanoseconds in a suitable unit.
 pub(crate) fn nanoseconds(count: f64) -> String {
     match count {
         count if count >= 1e9 => format!("{} s", three_digits(count / 1e9)),
@@ -208,7 +208,7 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-/// Parses a number of bytes: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
+/// Parses a number of bytes, such as `4096`, `64k`, `1M` or `2G`, with or without `iB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let shift = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {

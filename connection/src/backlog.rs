@@ -10,16 +10,16 @@ use verbs_api::{
 
 use verbs_api::provider::backend::{ConnectError, Refusal, Token};
 
-/// A request in a backlog.
+/// A connection request, or a request to resolve a datagram service, in a listener's backlog.
 pub(crate) trait QueuedRequest: Send + 'static {
-    /// The backend's token of the request.
+    /// Returns the backend's token of the request.
     fn token(&self) -> Option<Token>;
 
-    /// Refuses the request.
+    /// Refuses the request, for this reason.
     fn refuse(self, why: Refusal);
 }
 
-/// Requests in the order of their arrival, and the futures that wait for one.
+/// The requests of one listener in the order of their arrival, and the futures that wait for one.
 pub(crate) struct Backlog<T> {
     most: usize,
     state: Mutex<State<T>>,
@@ -28,13 +28,13 @@ pub(crate) struct Backlog<T> {
 struct State<T> {
     waiting: VecDeque<T>,
     takers: VecDeque<Completer<T, ConnectError>>,
-    /// How many [`Hold`]s there are.
+    /// How many [`Hold`]s exist; while there are any, no request is given to the program.
     holds: usize,
-    /// Why there will be no more requests.
+    /// Why no further request will arrive; `None` while some may.
     over: Option<VerbError>,
 }
 
-/// Holds requests back.
+/// Keeps the requests of a backlog from the program until it is dropped.
 pub(crate) struct Hold<T: QueuedRequest>(Arc<Backlog<T>>);
 
 impl<T: QueuedRequest> Drop for Hold<T> {
@@ -44,7 +44,7 @@ impl<T: QueuedRequest> Drop for Hold<T> {
 }
 
 impl<T: QueuedRequest> Backlog<T> {
-    /// A backlog of at most so many requests; 0 for no limit.
+    /// Creates a backlog of at most `most` requests; 0 for no limit.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         let state = State {
             waiting: VecDeque::new(),
@@ -62,12 +62,12 @@ impl<T: QueuedRequest> Backlog<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request, or refuses it where there is no room.
+    /// Adds a request, or refuses it if the backlog is full.
     pub(crate) fn push(&self, one: T) {
         self.put(one, false);
     }
 
-    /// The peer has given up: removes its request.
+    /// Removes the request with this token, because its peer has given up.
     pub(crate) fn withdraw(&self, token: Token) {
         let mut state = self.lock();
         let is_it = |one: &T| one.token() == Some(token);
@@ -77,7 +77,8 @@ impl<T: QueuedRequest> Backlog<T> {
         drop(one);
     }
 
-    /// The next request. If the result is dropped unclaimed the request is put back in front.
+    /// Returns a future of the next request. If it is dropped without being polled to its end, the request returns to the
+    /// front.
     pub(crate) fn next(self: &Arc<Self>) -> Started<T, ConnectError> {
         let queue = Arc::downgrade(self);
         let (started, completer) = Started::pending_or(move |unclaimed| {
@@ -106,7 +107,7 @@ impl<T: QueuedRequest> Backlog<T> {
         started
     }
 
-    /// Until the hold is dropped, no request is handed out.
+    /// Gives no request to the program until the returned value is dropped.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold<T> {
         self.lock().holds += 1;
         Hold(Arc::clone(self))
@@ -129,7 +130,7 @@ impl<T: QueuedRequest> Backlog<T> {
         }
     }
 
-    /// Refuses the requests that wait, and those that still arrive.
+    /// Refuses all pending requests, and those that arrive later.
     pub(crate) fn close(&self) {
         self.end(VerbError::Canceled);
     }
@@ -173,7 +174,7 @@ impl<T: QueuedRequest> Backlog<T> {
     }
 }
 
-/// Ends a backlog when its device is removed.
+/// Ends a backlog with the error of the removal when its device is removed.
 pub(crate) struct RemovalWatch(Option<Outcome<()>>);
 
 impl RemovalWatch {

@@ -43,7 +43,7 @@ use request::begin;
 use side::{Established, Padding, Side};
 use target::Target;
 
-/// Makes connections over one transport.
+/// Makes connections between queue pairs, and listens for them, over the transport of one device.
 ///
 /// ```
 /// use polyverbs::connection::{ConnectionOptions, Connector};
@@ -70,7 +70,7 @@ pub struct Connector {
     established: Established,
 }
 
-/// Completes when the last clone of its reference is dropped.
+/// Completes [`Connector::end_all`] when the last clone of the `Arc` around it is dropped.
 struct AllEnded(Completer<(), ConnectError>);
 
 impl Drop for AllEnded {
@@ -80,11 +80,12 @@ impl Drop for AllEnded {
 }
 
 impl Connector {
-    /// For a device: over InfiniBand's connection manager or MPA on an IP network, or over whatever its provider has. A device
-    /// that reaches only itself has a network of its own, on which a program may listen at any address.
+    /// Creates the connector of a device: over InfiniBand's connection manager or MPA on an IP network, or over the backend
+    /// of its provider. A device that reaches only itself has a network of its own, on which a program may listen at any
+    /// address.
     ///
     /// # Errors
-    /// The device supports no connections, or none that this crate knows.
+    /// The device supports no connections, or only in a way that this crate does not know.
     pub fn of(context: &Context) -> Result<Self, ConnectError> {
         let backend: Arc<dyn Backend> = match context.carrier() {
             Some(Carrier::Datagrams(port)) => ib::Agent::of(&port)?,
@@ -96,7 +97,7 @@ impl Connector {
         Ok(Self::new(context, backend))
     }
 
-    /// For queue pairs of this device, over this backend.
+    /// Creates a connector for queue pairs of this device, over this backend.
     pub fn new(context: &Context, backend: Arc<dyn Backend>) -> Self {
         Self {
             backend,
@@ -106,14 +107,15 @@ impl Connector {
         }
     }
 
-    /// How many bytes of private data each message of a connection has room for: `connect`, `accept` and `reject` refuse more,
-    /// with [`ConnectError::PrivateData`]. What [`PrivateDataLimits::INFINIBAND`] allows for these three fits on every transport.
+    /// Returns how many bytes of private data each message of a connection has room for: `connect`, `accept` and `reject`
+    /// refuse more, with [`ConnectError::PrivateData`]. The sizes of [`PrivateDataLimits::INFINIBAND`] for these three are
+    /// possible on every transport.
     pub fn max_private_data(&self) -> PrivateDataLimits {
         self.backend.private_data()
     }
 
-    /// Delivers the peer's private data as the transport does: padded with zeros on InfiniBand, of exact length on iWARP. By
-    /// default they are padded on both, so that no program relies on a length that only one transport keeps.
+    /// Delivers the peer's private data as the transport does: padded with zeros on InfiniBand, of exact length on iWARP.
+    /// By default it is padded on both, so that no program relies on a length that only one transport keeps.
     pub const fn with_private_data_as_sent(mut self) -> Self {
         self.padding = Padding::AsSent;
         self
@@ -131,9 +133,9 @@ impl Connector {
         &self.backend
     }
 
-    /// Listens at an address; for port 0 one is assigned. Once `backlog` requests wait, further ones are refused with
-    /// [`Refusal::BacklogFull`](crate::Refusal::BacklogFull). A backlog of 0 is as many requests as the connection manager has
-    /// room for: over InfiniBand 65,536, half of them from one address.
+    /// Listens for connection requests at an address; for port 0 a port is assigned. When `backlog` requests are pending,
+    /// further ones are refused with [`Refusal::BacklogFull`](crate::Refusal::BacklogFull). A backlog of 0 is as large as
+    /// the connection manager allows: over InfiniBand 65,536 requests, half of them from one address.
     ///
     /// # Errors
     /// The address is in use.
@@ -155,8 +157,9 @@ impl Connector {
         })
     }
 
-    /// Connects: [requests](Self::request) a connection and completes it when the peer has accepted. After a refusal the queue
-    /// pair can be used again. If the result is dropped before the peer has accepted, the connection is aborted.
+    /// Connects a queue pair: [requests](Self::request) a connection, and completes it when the peer has accepted. After a
+    /// refusal the queue pair can be used again. If the future is dropped before the peer has accepted, the connection is
+    /// aborted.
     ///
     /// ```
     /// # use polyverbs::connection::{ConnectionOptions, Connector};
@@ -201,11 +204,12 @@ impl Connector {
         started
     }
 
-    /// The first of the two steps of [`connect`](Self::connect): requests a connection, and completes when the peer has accepted.
-    /// The program looks at the answer, and then calls [`Accepted::complete`] or [`Accepted::reject`]. The queue pair is not
-    /// modified before that.
+    /// Requests a connection, which is the first of the two steps of [`connect`](Self::connect). Completes when the peer
+    /// has accepted; the program then checks the answer, and calls [`Accepted::complete`] or [`Accepted::reject`]. The
+    /// queue pair is not modified before that.
     ///
-    /// Fails with [`ArgumentReason::AnotherDevice`](verbs_api::ArgumentReason::AnotherDevice) where the queue pair is not of the connector's device.
+    /// Fails with [`ArgumentReason::AnotherDevice`](verbs_api::ArgumentReason::AnotherDevice) if the queue pair is not of
+    /// the connector's device.
     pub fn request(
         &self,
         qp: &Qp,
@@ -271,9 +275,10 @@ impl Connector {
 }
 
 impl Connector {
-    /// Ends all established connections that this connector, its clones and their listeners have made, and completes when the
-    /// peers have confirmed that: the end of a server, for instance. The queue pairs are not modified, as by
-    /// [`Connection::end`]. Requests that are under way or wait in a backlog are not ended: drop the listeners first.
+    /// Ends all established connections that this connector, its clones and their listeners have made, and completes when
+    /// the peers have confirmed that: the end of a server, for instance. The queue pairs are not modified, as by
+    /// [`Connection::end`]. Requests that are not answered yet or wait in a backlog are not ended: drop the listeners
+    /// first.
     ///
     /// ```
     /// use polyverbs::connection::{ConnectionOptions, Connector};

@@ -1,4 +1,4 @@
-//! Service ID resolution: which datagram queue pair serves an address, asked and answered without a connection.
+//! Service ID resolution (SIDR): a program asks a peer, without a connection, which datagram queue pair serves an address.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, ConnectError, ListenSink, Question, Refusal, Token,
 };
 
-/// A datagram queue pair, and how to reach it.
+/// A peer's datagram queue pair, and how to reach it: the answer to [`Connector::resolve`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatagramService {
-    /// Address of its device.
+    /// The link address of the queue pair's device.
     pub address: LinkAddress,
-    /// GID of its port.
+    /// The GID of the queue pair's port.
     pub gid: Gid,
-    /// Its number.
+    /// The number of the queue pair.
     pub qp_num: Qpn,
-    /// Its Q_Key.
+    /// The Q_Key that datagrams to the queue pair need.
     pub qkey: u32,
-    /// The peer's private data.
+    /// The private data of the peer's answer.
     pub private_data: Vec<u8>,
 }
 
 impl DatagramService {
-    /// The path to it from a port of this device, for an address handle.
+    /// Returns the path from a port of this device to the queue pair, for an address handle.
     ///
     /// # Errors
     /// There is no such port, or the device was removed.
@@ -41,11 +41,11 @@ impl DatagramService {
 }
 
 impl Connector {
-    /// Listens for peers that ask which datagram queue pair serves an address; for port 0 one is assigned. Datagram services and
-    /// connections have separate ports. The backlog is as for [`listen`](Self::listen).
+    /// Listens for peers that resolve the datagram service at an address; for port 0 a port is assigned. Datagram services
+    /// and connections have separate ports. The backlog is as for [`listen`](Self::listen).
     ///
     /// # Errors
-    /// The address is in use; the transport has no datagrams.
+    /// The address is in use, or the transport has no datagrams.
     pub fn listen_datagrams(
         &self,
         at: SocketAddr,
@@ -65,7 +65,7 @@ impl Connector {
         })
     }
 
-    /// Asks which datagram queue pair serves an address.
+    /// Asks the peer at an address for the datagram queue pair of its service.
     ///
     /// ```
     /// use polyverbs::wr::{self, UdDestination};
@@ -118,7 +118,7 @@ impl AnswerSink for Asking {
     }
 }
 
-/// Listens for questions. Dropping it stops that, and refuses the questions that wait.
+/// Listens for peers that resolve a datagram service. Dropping it ends that, and refuses the pending questions.
 ///
 /// ```
 /// # use polyverbs::connection::Connector;
@@ -149,12 +149,12 @@ struct Questions {
 }
 
 impl DatagramListener {
-    /// The address at which it listens.
+    /// Returns the address at which it listens.
     pub const fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// The next question. If the result is dropped unclaimed the question stays in the queue. Fails with
+    /// Returns a future of the next question. If it is dropped, the question stays in the backlog. Fails with
     /// [`VerbError::DeviceRemoved`] when the connector's device was removed.
     pub fn next(&self) -> Started<DatagramQuestion, ConnectError> {
         self.queue.waiting.next()
@@ -182,7 +182,7 @@ impl ListenSink<Question> for Questions {
     }
 }
 
-/// A peer asks which datagram queue pair serves an address. Dropping the question answers that none does.
+/// A peer's request to resolve a datagram service. Dropping it without an answer refuses it.
 pub struct DatagramQuestion {
     backend: Arc<dyn Backend>,
     token: Option<Token>,
@@ -190,26 +190,26 @@ pub struct DatagramQuestion {
 }
 
 impl DatagramQuestion {
-    /// The peer's device, where the network reports it.
+    /// Returns the link address of the peer's device; `None` where the network does not report it.
     pub const fn from(&self) -> Option<LinkAddress> {
         self.question.from
     }
 
-    /// The address that the peer gives as its own, where the network reports it.
+    /// Returns the socket address that the peer states as its own; `None` where the network does not report it.
     pub const fn source(&self) -> Option<SocketAddr> {
         self.question.source
     }
 
-    /// The peer's private data.
+    /// Returns the private data of the peer's request.
     pub fn private_data(&self) -> &[u8] {
         &self.question.private_data
     }
 
-    /// Answers with this queue pair.
+    /// Answers the question with this datagram queue pair.
     ///
     /// # Errors
-    /// It is no datagram queue pair, or has no Q_Key yet, or one that the backend cannot transmit; too much private data. The
-    /// question is refused then.
+    /// The queue pair is not a datagram one, has no Q_Key yet or one that the backend cannot send, or the private data is
+    /// too long. The question is refused then.
     pub fn answer(mut self, qp: &Qp, private_data: &[u8]) -> Result<(), ConnectError> {
         fits(private_data, self.backend.private_data().answer)?;
         if qp.qp_type() != QpType::Ud {
@@ -229,7 +229,7 @@ impl DatagramQuestion {
         self.backend.answer(token, Ok(answer))
     }
 
-    /// Answers that no queue pair does.
+    /// Refuses the question: no queue pair serves datagrams at the address.
     pub fn refuse(self) {
         drop(self);
     }
@@ -248,7 +248,7 @@ impl QueuedRequest for DatagramQuestion {
 impl DatagramQuestion {
     fn end(&mut self, why: Refusal) {
         if let Some(token) = self.token.take() {
-            // A failure cannot be reported any more.
+            // A failure can no longer be reported.
             let _ = self.backend.answer(token, Err(why));
         }
     }

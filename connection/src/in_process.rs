@@ -1,4 +1,4 @@
-//! Both sides in one process: the sender's thread delivers the messages.
+//! A backend for connections within one process: the sender's thread delivers the messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use verbs_api::qp::Half;
 use crate::notice::Notice;
 use crate::panics::FirstPanic;
 
-/// First port that is assigned to a program that names none.
+/// The lowest port that is assigned to a listener without a port of its own.
 const FIRST_PORT: u16 = 49152;
 
 type Networks = Vec<(DeviceId, Weak<InProcess>)>;
@@ -25,7 +25,7 @@ static NETWORKS: PerProcess<Mutex<Networks>> = PerProcess::new(Mutex::default);
 
 /// A backend that connects queue pairs of this process over a network of its own.
 ///
-/// While paused it keeps messages until [`deliver`](Self::deliver): for tests of what happens in between.
+/// While [paused](Self::pause) it keeps messages until [`deliver`](Self::deliver), so that tests can act in between.
 #[derive(Default)]
 pub struct InProcess {
     state: Mutex<State>,
@@ -46,10 +46,10 @@ struct State {
 struct End {
     peer: Token,
     sink: Option<Arc<dyn Sink>>,
-    /// The listener of a request that is not answered yet.
+    /// The listener that a request was sent to, until the program has answered it.
     listener: Option<Arc<dyn ListenSink<Offer>>>,
     is_open: bool,
-    /// The queue pair is an XRC target: it outlives the connection, and other initiators may use it.
+    /// Whether the queue pair is an XRC target, which outlives the connection and which other initiators may use.
     is_shared: bool,
 }
 
@@ -61,12 +61,12 @@ enum Message {
 }
 
 impl InProcess {
-    /// An empty network.
+    /// Creates a network without listeners.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
     }
 
-    /// The network of a device that reaches only itself, shared by all contexts that have it open.
+    /// Returns the network of a device that reaches only itself, which all contexts of the device share.
     pub(crate) fn of(device: DeviceId) -> Arc<Self> {
         let known = NETWORKS.lock();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
@@ -80,18 +80,18 @@ impl InProcess {
         network
     }
 
-    /// Keeps messages from now on.
+    /// Keeps messages from now on, instead of delivering them.
     pub fn pause(&self) {
         self.lock().is_paused = true;
     }
 
-    /// Delivers the kept messages, and keeps no more.
+    /// Delivers the messages that were kept, and keeps none from now on.
     pub fn deliver(&self) {
         self.lock().is_paused = false;
         self.run();
     }
 
-    /// Loses all messages under way: every side that waits for an answer times out.
+    /// Loses all kept messages: every side that waits for an answer times out.
     pub fn expire(&self) {
         let mut state = self.lock();
         state.queue.clear();
@@ -125,8 +125,8 @@ impl InProcess {
         }
     }
 
-    /// One thread at a time delivers, in order, also what sinks send meanwhile. If a sink panics, the panic resumes when
-    /// everything has been delivered.
+    /// Delivers all messages in order, also those that sinks send meanwhile. Only one thread at a time does this. If a sink
+    /// panics, the panic resumes when everything has been delivered.
     fn run(&self) {
         let mut state = self.lock();
         if state.is_delivering {
@@ -341,13 +341,13 @@ impl Backend for InProcess {
     }
 }
 
-/// By a listener of this network.
+/// Returns the error for an address at which another listener of this network, so of this process, listens.
 fn in_use(address: SocketAddr) -> ConnectError {
     let holder = Some("this process".to_owned());
     ConnectError::AddressInUse { address, holder }
 }
 
-/// Listens at an address; for port 0, at the first free port.
+/// Adds a listener at an address; for port 0, at the first free port. Returns the address.
 fn listen_in<T: ?Sized>(
     listeners: &mut BTreeMap<SocketAddr, Arc<T>>,
     mut at: SocketAddr,

@@ -1,4 +1,4 @@
-//! Calls to a program's sinks: found out with a lock held, made with none.
+//! Calls of a program's sinks: collected while a lock is held, and made when none is.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use verbs_api::provider::backend::{
     Answer, AnswerSink, CmEvent, ConnectError, ListenSink, Offer, Question, Sink, Token,
 };
 
-/// A call to a sink that is still to be made.
+/// A call of a sink that is still to be made, once no lock is held.
 pub(crate) enum Notice {
     Request(Arc<dyn ListenSink<Offer>>, Token, Offer),
     RequestWithdrawn(Arc<dyn ListenSink<Offer>>, Token),
@@ -17,7 +17,7 @@ pub(crate) enum Notice {
 }
 
 impl Notice {
-    /// Makes the call. The sink may call back: no lock may be held.
+    /// Makes the call. No lock may be held, because the sink may call back.
     pub(crate) fn deliver(self) {
         match self {
             Self::Request(sink, token, offer) => sink.asked(token, offer),

@@ -1,4 +1,4 @@
-//! `Debug` without fields.
+//! Implements `Debug` without fields.
 
 macro_rules! opaque {
     ($($name:ident),*) => {$(

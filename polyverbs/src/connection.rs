@@ -14,8 +14,8 @@ pub use polyverbs_connection::{
     Refusal, flush,
 };
 
-/// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a
-/// network of their own reach nobody else.
+/// Returns the devices of a registry from which an address can be reached: those at the source address of the route to it.
+/// A device on a network of its own reaches only itself.
 ///
 /// ```no_run
 /// use polyverbs::connection::devices_for;
@@ -34,7 +34,7 @@ pub fn devices_for(registry: &Registry, to: SocketAddr) -> Vec<Device> {
     devices_at(registry, source)
 }
 
-/// The devices of a registry that are at an address of this machine: by their link address or by an entry of their GID table.
+/// Returns the devices of a registry that have this address of the machine, as their link address or in their GID table.
 ///
 /// ```
 /// use polyverbs::{connection::devices_at, registry};

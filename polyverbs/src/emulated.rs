@@ -1,4 +1,4 @@
-//! Devices in software: no hardware, no kernel module, no privileges.
+//! Emulated devices: no hardware, no kernel module, no privileges.
 //!
 //! The registry has one of each kind. A program that wants another one, slower or with a bad link, makes its own.
 
@@ -22,38 +22,38 @@ pub use polyverbs_sim::{SimulationError, VirtualClock};
 /// The UDP port of RoCEv2.
 const ROCE: u16 = GroupOptions::PORT;
 
-/// Why there is no such emulated device.
+/// Why an emulated device could not be made.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum EmulatedDeviceError {
-    /// No kind has this name.
+    /// There is no kind of emulated devices with this name.
     #[error("no emulated device is named {wanted}; there are {}", known.join(", "))]
     NoSuchKind {
-        /// The name.
+        /// The name that was asked for.
         wanted: String,
-        /// The names there are.
+        /// The names of all kinds.
         known: Vec<&'static str>,
     },
-    /// The options do not fit the kind.
+    /// The options do not fit the kind of device.
     #[error("{name}: {error}")]
     NotMade {
-        /// The kind.
+        /// The name of the kind of devices.
         name: String,
-        /// What does not fit.
+        /// Which option does not fit, and why.
         error: EmulatedError,
     },
-    /// There is no way to an address.
+    /// The machine has no route to an address.
     #[error("there is no way to {to}: {error}")]
     Unreachable {
-        /// Where.
+        /// The address to which there is no route.
         to: SocketAddr,
-        /// Why.
+        /// The error of the operating system for the route.
         error: Arc<io::Error>,
     },
 }
 
 impl EmulatedDeviceError {
-    /// The system's number for it, where the system refused.
+    /// Returns the operating system's error number; `None` if the error is not the system's.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::NoSuchKind { .. } => None,
@@ -63,9 +63,9 @@ impl EmulatedDeviceError {
     }
 }
 
-/// A device of the kind `name`, in no registry and on a network of its own.
+/// Makes a device of the kind `name`, which is in no registry and on a network of its own.
 ///
-/// Its queue pairs reach one another, and no other device.
+/// Its queue pairs reach one another, but no other device.
 ///
 /// # Errors
 /// There is no such kind, or the options do not fit it.
@@ -97,8 +97,8 @@ pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedD
     }
 }
 
-/// A device of the kind `name` at an address of this machine: devices at other addresses, of this process and of others,
-/// of this machine and of others, are reached over an IP network. Several may be at one address.
+/// Makes a device of the kind `name` at an address of this machine. Over an IP network it reaches devices at other
+/// addresses, of any process and any machine. Several devices may have one address.
 ///
 /// ```no_run
 /// use polyverbs::Requirements;
@@ -110,7 +110,7 @@ pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedD
 /// ```
 ///
 /// # Errors
-/// There is no such kind, the address is not this machine's, or its port is held by something else.
+/// There is no such kind, the address is not this machine's, or another program uses its port.
 pub fn device_at(
     name: &str,
     address: IpAddr,
@@ -123,10 +123,10 @@ pub fn device_at(
     device(name, &options)
 }
 
-/// The same at the address from which `to` is reached.
+/// Makes a device as [`device_at`] does, at the local address from which `to` is reached.
 ///
 /// # Errors
-/// As for [`device_at`]; there is no way to `to`.
+/// As for [`device_at`]; or the machine has no route to `to`.
 pub fn device_reaching(
     name: &str,
     to: SocketAddr,

@@ -43,12 +43,12 @@
 pub mod connection;
 pub mod emulated;
 
-/// Tests of the probes break rules of the emulated devices. Releases are built without debug assertions, so without this.
+/// Lets tests of the probes make emulated devices break a rule. Exists only with debug assertions, so not in releases.
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub use polyverbs_engine::rules;
 
-/// The names that programs use of each extension that is linked.
+/// The public names of each extension that is linked.
 ///
 /// ```
 /// use polyverbs::extensions::xrc::{Xrc, XrcFeatures};
@@ -58,11 +58,11 @@ pub use polyverbs_engine::rules;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub mod extensions {
-    /// Datagram queue pairs that do not get their own multicasts.
+    /// Datagram queue pairs that do not receive their own multicasts.
     pub mod block_loopback {
         pub use ::block_loopback::{BlockLoopback, LoopbackFeatures};
     }
-    /// Fast registration and invalidation by work requests: the handle of the extension, and a pool of such keys.
+    /// Fast-register and invalidate by work requests: the handle of the extension, and a pool of keys for it.
     ///
     /// ```
     /// use polyverbs::{Features, Requirements, extensions::bmme::Bmme, open};
@@ -76,17 +76,17 @@ pub mod extensions {
     pub mod bmme {
         pub use ::bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
     }
-    /// Completions that are seen without their completion queue.
+    /// Completions that a program sees without polling the completion queue.
     pub mod low_latency_qp {
         pub use ::low_latency_qp::{LowLatency, LowLatencyFeatures, Progress, Watch};
     }
-    /// Masked atomics of 64 bits.
+    /// Masked compare-and-swap and fetch-and-add on 64 bits.
     pub mod masked_atomics {
         pub use ::masked_atomics::{
             MaskedAtomics, MaskedCompareSwap, MaskedFeatures, MaskedFetchAdd,
         };
     }
-    /// Extended reliable connections.
+    /// Extended reliable connections (XRC).
     pub mod xrc {
         pub use ::xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
     }
@@ -106,7 +106,7 @@ use masked_atomics as _;
 use rdma_core_provider as _;
 use xrc as _;
 
-/// The program of the README is compiled and run as a test, and so are the recipes.
+/// Makes `cargo test` compile and run the example of the README and the recipes.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../docs/recipes.md")]

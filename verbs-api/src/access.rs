@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// What may be done with registered memory, or through a queue pair.
+    /// Access rights: the operations that are permitted on registered memory, or that a queue pair permits its peer.
     ///
     /// Local read is always granted. A check passes only when *every* required bit is present.
     ///
@@ -17,34 +17,34 @@ bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_access_flags")]
     pub struct Access: u32 {
-        /// The device may write here on behalf of a local request.
+        /// The device may write to the memory for a local request, such as a receive or the local buffer of a read.
         const LOCAL_WRITE = 1;
-        /// A peer may write here. Needs [`Access::LOCAL_WRITE`].
+        /// A peer may write to the memory by RDMA write. Needs [`Access::LOCAL_WRITE`].
         const REMOTE_WRITE = 1 << 1;
-        /// A peer may read here.
+        /// A peer may read the memory by RDMA read.
         const REMOTE_READ = 1 << 2;
-        /// A peer may operate atomically here. Needs [`Access::LOCAL_WRITE`].
+        /// A peer may execute atomic operations on the memory. Needs [`Access::LOCAL_WRITE`].
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to this region.
         const MW_BIND = 1 << 4;
         /// Addresses are offsets from the first byte of the region or window.
         const ZERO_BASED = 1 << 5;
-        /// A peer may flush what it wrote here, up to global visibility.
+        /// A peer may flush what it wrote to the memory, until it is visible to the whole system (global visibility).
         const FLUSH_GLOBAL = 1 << 8;
-        /// A peer may flush what it wrote here, up to persistence.
+        /// A peer may flush what it wrote to the memory, until it is persistent.
         const FLUSH_PERSISTENT = 1 << 9;
     }
 }
 
 impl Access {
-    /// The rights that a peer can use.
+    /// All rights that a peer can use; the others concern local requests only.
     pub const REMOTE: Self = Self::REMOTE_WRITE
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC)
         .union(Self::FLUSH_GLOBAL)
         .union(Self::FLUSH_PERSISTENT);
 
-    /// Why these rights cannot be granted together, if they cannot.
+    /// Returns why these rights cannot be granted together; `None` if they can.
     ///
     /// Remote write and remote atomic imply local write for a region, and unknown bits are no rights.
     pub fn illegal(self) -> Option<&'static str> {
@@ -59,7 +59,7 @@ impl Access {
         None
     }
 
-    /// Whether memory with these rights may be touched by a peer, now or after a bind.
+    /// Whether a peer may access memory that has these rights, at once or after a memory window was bound to it.
     pub const fn exposes(self) -> bool {
         self.intersects(Self::REMOTE.union(Self::MW_BIND))
     }

@@ -15,12 +15,12 @@ use crate::object_id::ObjectId;
 use crate::qp_attributes::AddressVector;
 use crate::wc::{Completion, WcFlags};
 
-/// The part of an address handle that a device implements.
+/// The part of an address handle that a provider implements.
 pub trait AhOps: AsAny {
-    /// The path.
+    /// Returns the path that datagrams with this address handle take.
     fn path(&self) -> AddressVector;
 
-    /// Destroys it.
+    /// Destroys the address handle.
     fn destroy(&self, reply: Reply<()>);
 }
 
@@ -36,7 +36,7 @@ impl Ops for dyn AhOps {
 
 pub(crate) type AhObject = Object<dyn AhOps, AhExtra>;
 
-/// An address handle: a route that datagrams take. Cloning shares it.
+/// An address handle: the route that a UD send takes to its destination. A clone is another handle of the same object.
 ///
 /// ```no_run
 /// # fn example(context: &verbs_api::Context, pd: &verbs_api::Pd, datagrams: &verbs_api::Qp, peer: verbs_api::QpEndpoint)
@@ -64,39 +64,39 @@ impl Ah {
         }
     }
 
-    /// Its identity.
+    /// Returns the identity of the address handle.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// The route.
+    /// Returns the route that the address handle was made with.
     pub fn path(&self) -> AddressVector {
         self.object.ops.path()
     }
 
-    /// Whether it was made in this protection domain.
+    /// Whether the address handle was made in the protection domain with this identity.
     pub fn is_of_pd(&self, pd: ObjectId) -> bool {
         self.pd == pd
     }
 
-    /// Whether it can be used: not destroyed, and its device is there.
+    /// Whether the address handle can be used: it was not destroyed, and its device was not removed.
     #[inline]
     pub fn is_live(&self) -> bool {
         self.object.node.is_live()
     }
 
-    /// The provider's part.
+    /// Returns the provider's implementation of the address handle.
     pub fn ops(&self) -> &Arc<dyn AhOps> {
         &self.object.ops
     }
 
-    /// Gives the handle back. Datagrams posted already keep their route.
+    /// Destroys the address handle. Datagrams that were posted with it before still take its route.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
     }
 
-    /// The route, unless the handle was destroyed.
+    /// Returns the route that the address handle was made with.
     ///
     /// # Errors
     /// The handle was destroyed, or the device removed.
@@ -108,10 +108,11 @@ impl Ah {
 }
 
 impl AddressVector {
-    /// Checks the numbers that mean the same on every device, of one with `phys_port_cnt` ports.
+    /// Checks the fields whose range is the same on every device, and the port number against `phys_port_cnt`, the number
+    /// of ports.
     ///
     /// # Errors
-    /// The one that is out of its range.
+    /// The first field that is out of its range.
     pub fn check(&self, phys_port_cnt: u8) -> Result<(), VerbError> {
         if !(1..=phys_port_cnt).contains(&self.port_num) {
             let reason = ArgumentReason::OutOfRange {
@@ -130,8 +131,8 @@ impl AddressVector {
         Ok(())
     }
 
-    /// The path back to the sender of a datagram that came through `port`. `grh` is what the receive has in front of the
-    /// message: without [`WcFlags::GRH`] it says nothing.
+    /// Returns the path back to the sender of the UD datagram that `completion` reports, which arrived on `port`. `grh` is
+    /// the first 40 bytes of the receive buffer; they are valid only if the completion has [`WcFlags::GRH`].
     ///
     /// # Errors
     /// The datagram had no routing header, and the port has no LID.

@@ -1,13 +1,13 @@
-//! How a provider recognises its own objects.
+//! Lets a provider downcast its own objects.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::error::{ArgumentReason, VerbError};
 
-/// Lets a provider recognise its own objects when the safe layer hands them back.
+/// Lets a provider downcast an object of its own that the safe layer passes back to it as a trait object.
 pub trait AsAny: Any + Send + Sync {
-    /// The object itself.
+    /// Returns the object as `Any`, so that it can be downcast.
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
@@ -17,7 +17,7 @@ impl<T: Any + Send + Sync> AsAny for T {
     }
 }
 
-/// The provider's own type of an object that comes back to it, or an error where another provider made it.
+/// Downcasts a trait object to the provider's own type.
 ///
 /// # Errors
 /// The object belongs to another provider.

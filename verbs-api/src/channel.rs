@@ -85,9 +85,10 @@ impl Extra for ChannelQueue {
 
 pub(crate) type ChannelObject = Object<NoOps, ChannelQueue>;
 
-/// A completion channel: one descriptor and one place to await for many queues. Cloning shares it.
+/// A completion channel: one descriptor, and one place to await, for the notifications of many completion queues. A clone
+/// is another handle of the same channel.
 ///
-/// Made by [`Context::create_completion_channel`]; a queue is attached by
+/// [`Context::create_completion_channel`] makes one; a completion queue is attached by
 /// [`CqOptions::channel`](crate::CqOptions::channel).
 ///
 /// ```no_run
@@ -111,7 +112,7 @@ pub struct CompletionChannel {
 }
 
 impl Context {
-    /// Makes a completion channel: one place to learn of the completions of many queues.
+    /// Makes a completion channel, which delivers the notifications of many completion queues.
     ///
     /// # Errors
     /// The device was removed, or the context closed.
@@ -142,23 +143,23 @@ impl CompletionChannel {
         }
     }
 
-    /// Its identity.
+    /// Returns the identity of the channel.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// The next queue that has a notification, if there is one.
+    /// Returns the next notification of a completion queue of this channel; `None` if none is pending.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn poll_event(&self) -> Option<CqEvent> {
         self.object.extra.pop()
     }
 
-    /// The next queue that has a notification: await it, or wait for it.
+    /// Returns the next notification of a completion queue of this channel: await it, or wait for it.
     pub fn next(&self) -> NextCqEvent<'_> {
         NextCqEvent { channel: self }
     }
 
-    /// A descriptor that is readable while notifications wait.
+    /// Returns a descriptor that is readable while notifications are pending.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -172,7 +173,7 @@ impl CompletionChannel {
         Ok(fd)
     }
 
-    /// Destroys the channel: Busy while queues use it.
+    /// Destroys the channel. Fails with Busy while completion queues use it.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
@@ -196,7 +197,7 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// A notification of a completion queue. Dropping it acknowledges it; the queue is not destroyed before.
+/// A notification of a completion queue. Dropping it acknowledges it; the queue cannot be destroyed before that.
 #[doc(alias = "ibv_ack_cq_events")]
 pub struct CqEvent {
     cq: Cq,
@@ -204,7 +205,7 @@ pub struct CqEvent {
 }
 
 impl CqEvent {
-    /// The queue.
+    /// Returns the completion queue that the notification is of.
     pub fn cq(&self) -> &Cq {
         &self.cq
     }
@@ -223,7 +224,7 @@ pub struct NextCqEvent<'c> {
 }
 
 impl NextCqEvent<'_> {
-    /// Waits in this thread.
+    /// Blocks this thread until a queue of the channel has a notification.
     ///
     /// # Errors
     /// The channel was destroyed or its device removed; `WouldDeadlock` in a handler.
@@ -231,7 +232,7 @@ impl NextCqEvent<'_> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where no queue has a notification by then.
+    /// Blocks this thread like [`wait`](Self::wait), but for `time` at most; `None` if no queue has a notification by then.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).

@@ -26,7 +26,7 @@ use crate::object_id::{ObjectId, ObjectKind};
 use crate::wc::{Completion, Notify};
 use router::Router;
 
-/// What a completion queue is made of. A number of entries converts into it.
+/// The options with which a completion queue is made. A number of entries converts into them.
 ///
 /// ```no_run
 /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -46,7 +46,7 @@ pub struct CqOptions {
 }
 
 impl CqOptions {
-    /// A queue of `cqe` entries at least.
+    /// Options for a queue of at least `cqe` entries.
     pub const fn new(cqe: u32) -> Self {
         Self {
             cqe,
@@ -55,14 +55,14 @@ impl CqOptions {
         }
     }
 
-    /// Which completion vector brings its notifications, below `num_comp_vectors`; 0 unless set.
+    /// Sets the completion vector that delivers the queue's notifications, below `num_comp_vectors`; 0 by default.
     #[must_use]
     pub const fn comp_vector(mut self, comp_vector: u32) -> Self {
         self.comp_vector = comp_vector;
         self
     }
 
-    /// A queue whose notifications go to `channel`.
+    /// Lets the queue's notifications go to `channel`.
     #[must_use]
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
@@ -149,12 +149,12 @@ impl CqExtra {
         self.sink.router.get()
     }
 
-    /// The router, made now where there is none.
+    /// Returns the queue's router, and makes it if there is none.
     pub(crate) fn router_or_new(&self) -> &Router {
         self.sink.router.get_or_init(Router::new)
     }
 
-    /// Requests of this queue pair that have not completed never will.
+    /// Ends the submitted requests of a queue pair that have not completed, because they never will.
     pub(crate) fn end_requests_of(&self, qp: ObjectId) {
         if let Some(router) = self.router() {
             router.end(qp);
@@ -188,7 +188,7 @@ impl Ops for dyn CqOps {
 
 pub(crate) type CqObject = Object<dyn CqOps, CqExtra>;
 
-/// A completion queue. Cloning shares it.
+/// A completion queue. A clone is another handle of the same queue.
 ///
 /// It is fastest where one thread polls it.
 ///
@@ -211,13 +211,13 @@ pub struct Cq {
 }
 
 impl Context {
-    /// Makes a completion queue: of this many entries at least, or with [`CqOptions`].
+    /// Makes a completion queue with [`CqOptions`], or with at least this many entries.
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, options: impl Into<CqOptions>) -> Started<Cq> {
         Cq::create(self, options.into())
     }
 
-    /// The completion queue of this identity, or `None` once it was destroyed.
+    /// Returns the completion queue with this identity; `None` if it was destroyed.
     #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_cq(&self, id: ObjectId) -> Option<Cq> {
         Some(Cq::of(self.find(id)?))
@@ -225,7 +225,7 @@ impl Context {
 }
 
 impl Cq {
-    /// The provider's part, for extensions.
+    /// Returns the provider's implementation of the queue, for extensions.
     pub fn ops(&self) -> &Arc<dyn CqOps> {
         &self.ops
     }
@@ -289,18 +289,18 @@ impl Cq {
         Ok(started)
     }
 
-    /// Its identity.
+    /// Returns the identity of the completion queue.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// Entries that it holds: at least what was asked for.
+    /// Returns how many completions the queue has room for: at least as many as were asked for.
     pub fn cqe(&self) -> u32 {
         self.ops.cqe()
     }
 
-    /// Fills `slots` from the front and returns the filled ones: none if nothing has
-    /// completed. Allocates nothing. Buffers that a filled slot still held go back to their pools.
+    /// Fills `slots` from the front with completions of the queue, and returns the filled slots: none if nothing has
+    /// completed. Allocates nothing. Buffers that are still in a slot from an earlier completion return to their pools.
     ///
     /// # Errors
     /// The queue overran, was destroyed, or its device was removed and every completion was fetched.
@@ -329,7 +329,7 @@ impl Cq {
         router.sift(&self.object, polled)
     }
 
-    // After a removal, what has completed can still be fetched: buffers come back with it.
+    // After a removal, completions can still be fetched: they return buffers.
     #[cold]
     fn poll_dead<'s>(
         &self,
@@ -368,12 +368,12 @@ impl Cq {
         self.ops.arm(notify)
     }
 
-    /// The next completion: await it, or wait for it.
+    /// Returns the next completion: await it, or wait for it.
     pub fn next(&self) -> NextCompletion<'_> {
         NextCompletion { cq: self }
     }
 
-    /// The next completions, at least one and as many as `slots` holds: await them, or wait for them.
+    /// Returns the next completions, at least one and at most as many as `slots` holds: await them, or wait for them.
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), verbs_api::VerbError> {
@@ -391,7 +391,7 @@ impl Cq {
         }
     }
 
-    /// Every completion from now on, as a stream that ends with an error: see [`poll`](Self::poll).
+    /// Returns every completion from now on as a stream, which ends with the error of a failed [`poll`](Self::poll).
     ///
     /// ```no_run
     /// # async fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -410,11 +410,11 @@ impl Cq {
         }
     }
 
-    /// Calls `handler` at each notification: one for each [`arm`](Self::arm).
+    /// Sets a handler that is called at each notification: one for each [`arm`](Self::arm).
     ///
-    /// It runs on the thread that brings the completion, with no lock held; every verb may be
-    /// started in it and none waited for. It polls until nothing is left, arms, and polls once more
-    /// if that returns that completions are present already.
+    /// The handler runs on the thread that reports the completion, with no lock held; it may start every verb, but wait for
+    /// none. It should poll until the queue is empty, arm the queue, and poll again if `arm` returns that completions are
+    /// present.
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -448,7 +448,7 @@ impl Cq {
         drop(before);
     }
 
-    /// A descriptor that becomes readable at a notification and stays so until [`arm`](Self::arm).
+    /// Returns a descriptor that becomes readable at a notification and stays so until [`arm`](Self::arm).
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -475,10 +475,12 @@ impl Cq {
         }
     }
 
-    /// Changes the number of entries, keeping the completions in it; returns how many there are now.
+    /// Changes the number of completions that the queue has room for, and keeps those that it contains; returns the new
+    /// number.
     ///
     /// # Errors
-    /// Fewer than wait, or beyond `max_cqe`: the queue is as it was. A device with the gap `NO_RESIZE_CQ` has no such verb.
+    /// `cqe` is less than the completions in the queue, or beyond `max_cqe`: the queue is unchanged. A device with the gap
+    /// `NO_RESIZE_CQ` has no such verb.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Started<u32> {
         let context = &self.object.context;
@@ -497,14 +499,14 @@ impl Cq {
         started
     }
 
-    /// Destroys the queue: Busy while queue pairs use it.
+    /// Destroys the queue. Fails with Busy while queue pairs use it.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
     }
 }
 
-// Vector 0 is there also where a provider tells of none.
+// Vector 0 exists even if a provider reports none.
 fn check_comp_vector(comp_vector: u32, attributes: &DeviceAttributes) -> Result<(), VerbError> {
     if comp_vector < attributes.limits.num_comp_vectors.max(1) {
         return Ok(());
@@ -549,14 +551,14 @@ impl fmt::Debug for Cq {
 
 /// The next completion of a queue: await it, or [`wait`](Self::wait) for it.
 ///
-/// Dropped, it loses nothing: a completion is fetched only when it is handed out.
+/// Dropping it loses no completion, because one is taken from the queue only when it is returned.
 #[must_use = "nothing is fetched unless this is awaited or waited for"]
 pub struct NextCompletion<'c> {
     cq: &'c Cq,
 }
 
 impl NextCompletion<'_> {
-    /// Waits in this thread.
+    /// Blocks this thread until there is a completion, and returns it.
     ///
     /// # Errors
     /// As [`Cq::poll`]; `WouldDeadlock` in a handler.
@@ -564,7 +566,7 @@ impl NextCompletion<'_> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where nothing has completed by then.
+    /// Blocks this thread like [`wait`](Self::wait), but for `time` at most; `None` if nothing has completed by then.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -590,7 +592,7 @@ impl Future for NextCompletion<'_> {
 
 /// The next completions of a queue, at least one: await them, or [`wait`](Self::wait) for them.
 ///
-/// Dropped, it loses nothing: completions are fetched only when they are handed out.
+/// Dropping it loses no completion, because they are taken from the queue only when they are returned.
 #[must_use = "nothing is fetched unless this is awaited or waited for"]
 pub struct NextBatch<'c, 's> {
     cq: &'c Cq,
@@ -598,15 +600,15 @@ pub struct NextBatch<'c, 's> {
 }
 
 impl<'s> NextBatch<'_, 's> {
-    /// Waits in this thread. Returns the filled slots, as [`Cq::poll`] does.
+    /// Blocks this thread until there is a completion. Returns the filled slots, as [`Cq::poll`] does.
     ///
     /// # Errors
-    /// As [`Cq::poll`]; there are no slots; `WouldDeadlock` in a handler.
+    /// As [`Cq::poll`]; `slots` is empty; `WouldDeadlock` in a handler.
     pub fn wait(self) -> Result<&'s mut [Completion], VerbError> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where nothing has completed by then.
+    /// Blocks this thread like [`wait`](Self::wait), but for `time` at most; `None` if nothing has completed by then.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -619,7 +621,7 @@ impl<'s> Future for NextBatch<'_, 's> {
     type Output = Result<&'s mut [Completion], VerbError>;
 
     /// # Panics
-    /// Polled again after it was ready.
+    /// The future is polled again after it has returned its result.
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { cq, slots } = self.get_mut();
         let room = slots.take().expect("polled after it was ready");
@@ -642,7 +644,8 @@ impl<'s> Future for NextBatch<'_, 's> {
 
 /// The completions of a queue, one after the other, as a stream.
 ///
-/// It ends behind its first error. Dropped, it loses nothing: a completion is fetched only when it is handed out.
+/// It ends after its first error. Dropping it loses no completion, because one is taken from the queue only when it is
+/// returned.
 #[must_use = "nothing is fetched unless this is polled"]
 pub struct Completions<'c> {
     next: Option<NextCompletion<'c>>,

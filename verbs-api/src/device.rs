@@ -31,9 +31,9 @@ pub enum OpenError {
     /// The device could not be opened.
     #[error("{device} could not be opened: {error}")]
     Failed {
-        /// The device.
+        /// Name of the device that could not be opened.
         device: String,
-        /// Why.
+        /// Why the provider could not open it.
         error: VerbError,
     },
     /// No provider is registered.
@@ -46,18 +46,18 @@ pub enum OpenError {
     /// Providers are registered, and none has a device.
     #[error("no device: the registered providers are {}", .providers.join(", "))]
     NoDevice {
-        /// Their names.
+        /// Names of the registered providers.
         providers: Vec<&'static str>,
     },
     /// There is no device of this name.
     #[error("no device is named {wanted}; there are {}", known.join(", "))]
     NoSuchDevice {
-        /// The name.
+        /// The device name that was asked for.
         wanted: String,
-        /// The names there are.
+        /// The names of all devices.
         known: Vec<String>,
     },
-    /// No device meets the requirements: all that each lacks.
+    /// No device meets the requirements: for each device, everything that it lacks.
     #[error("no device meets the requirements: {}", Shortfalls(.0))]
     NotMet(Vec<Shortfall>),
     /// The registry of linked providers could not be made.
@@ -77,7 +77,7 @@ impl fmt::Display for Shortfalls<'_> {
     }
 }
 
-/// A device that can be opened.
+/// A device that a program can open.
 ///
 /// ```
 /// use verbs_api::{Requirements, Transport, devices};
@@ -100,7 +100,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device that is in no registry: for programs that make their own.
+    /// Creates a device that is in no registry, for programs that make their own devices.
     pub fn of(ops: Arc<dyn DeviceOps>) -> Self {
         let attributes = ops.attributes();
         Self {
@@ -111,7 +111,7 @@ impl Device {
         }
     }
 
-    /// A device of the provider of this name.
+    /// Creates a device that belongs to the provider with this name.
     pub(crate) fn of_provider(provider: &'static str, ops: Arc<dyn DeviceOps>) -> Self {
         Self {
             provider,
@@ -119,41 +119,41 @@ impl Device {
         }
     }
 
-    /// Its provider no longer has it: it cannot be opened any more.
+    /// Marks the device as removed by its provider: it can no longer be opened.
     pub(crate) fn mark_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Unique among the devices of a registry.
+    /// Returns the device's name, unique among the devices of a registry.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Name of its provider.
+    /// Returns the name of the device's provider.
     pub fn provider(&self) -> &'static str {
         self.provider
     }
 
-    /// What it tells about itself, now.
+    /// Returns the present attributes of the device.
     pub fn attributes(&self) -> DeviceAttributes {
         self.ops.attributes()
     }
 
-    /// Names and values of its own counters.
+    /// Returns names and values of the device's own counters.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.ops.counters()
     }
 
-    /// Opens it for exactly what is required, whatever it has beyond.
+    /// Opens the device with exactly the features that are required, even if it has more.
     ///
     /// # Errors
-    /// All that it lacks; or it could not be opened.
+    /// Everything that the device lacks, or why it could not be opened.
     pub fn open(&self, requirements: &Requirements) -> Result<Context, OpenError> {
         self.open_beyond_claims(requirements, &[])
     }
 
-    /// The same, granting these bits as well, whether the device claims them or not: for conformance runs, which see
-    /// that the device itself refuses what it does not claim.
+    /// Opens the device like [`open`](Self::open), and grants `beyond` as well, whether the device claims those features or
+    /// not. Conformance runs use this to check that the device itself refuses features that it does not claim.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -168,7 +168,7 @@ impl Device {
         }
     }
 
-    /// The provider's part.
+    /// Returns the provider's implementation of the device.
     pub fn ops(&self) -> &Arc<dyn DeviceOps> {
         &self.ops
     }

@@ -1,24 +1,24 @@
-//! Types of asynchronous events, and what one is about.
+//! The types of asynchronous events, and what an event concerns.
 
 use crate::ids::Port;
 use crate::object_id::ObjectId;
 
-/// What happened.
+/// The type of an asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_event_type")]
 #[non_exhaustive]
 pub enum EventType {
     /// A completion queue overran and is unusable.
     CqErr,
-    /// A queue pair failed with no request to report it on.
+    /// A queue pair failed, and no request was outstanding whose completion could report it.
     QpFatal,
-    /// A queue pair got an invalid request from its peer.
+    /// The peer of a queue pair sent an invalid request.
     QpReqErr,
-    /// A queue pair got an access violation from its peer.
+    /// The peer of a queue pair sent a request that violates access rights.
     QpAccessErr,
-    /// The first valid packet arrived while the queue pair was ready to receive.
+    /// A queue pair in RTR received its first valid packet (communication established).
     CommEst,
-    /// The send queue has drained.
+    /// The send queue of a queue pair has drained (SQD).
     SqDrained,
     /// The connection moved to its alternate path.
     PathMig,
@@ -26,25 +26,25 @@ pub enum EventType {
     PathMigErr,
     /// A queue pair in error has completed the last receive that it took from a shared queue.
     QpLastWqeReached,
-    /// A shared receive queue failed.
+    /// A shared receive queue failed and is unusable.
     SrqErr,
-    /// A shared receive queue fell below its limit.
+    /// A shared receive queue contains fewer receives than its limit.
     SrqLimitReached,
-    /// A port carries traffic.
+    /// A port has begun to carry traffic.
     PortActive,
-    /// A port carries no traffic.
+    /// A port has ceased to carry traffic.
     PortErr,
-    /// The identifiers of a port changed.
+    /// The GID table of a port changed.
     GidChange,
     /// The LID of a port changed.
     LidChange,
     /// The partition keys of a port changed.
     PkeyChange,
-    /// Another subnet manager took over.
+    /// A port has a new subnet manager.
     SmChange,
     /// The subnet manager asks clients to reregister: multicast groups have to be joined anew.
     ClientReregister,
-    /// The device failed.
+    /// The device failed and is unusable.
     DeviceFatal,
     /// The device was removed: see [removal](crate::provider#removal).
     DeviceRemoved,
@@ -75,19 +75,19 @@ const CODES: [(EventType, u8); 19] = [
 const DEVICE_FATAL: u8 = 8;
 
 impl EventType {
-    /// The verbs' code: 0 for CQ_ERR … 18 for GID_CHANGE. A removal has that of DEVICE_FATAL.
+    /// Returns the event's code in verbs: 0 for CQ_ERR … 18 for GID_CHANGE. `DeviceRemoved` has the code of DEVICE_FATAL.
     pub fn code(self) -> u8 {
         let found = CODES.iter().find(|(event, _)| *event == self);
         found.map_or(DEVICE_FATAL, |&(_, code)| code)
     }
 
-    /// The event with this code of verbs, where there is one that is known.
+    /// Returns the event with this code of verbs; `None` for an unknown code.
     pub fn from_code(code: u8) -> Option<Self> {
         let found = CODES.iter().find(|&&(_, known)| known == code);
         found.map(|&(event, _)| event)
     }
 
-    /// Whether the event belongs to one object, and then goes only to its owner.
+    /// Whether the event concerns one object (an affiliated event), rather than a port or the device.
     pub const fn is_affiliated(self) -> bool {
         !matches!(
             self,
@@ -104,14 +104,14 @@ impl EventType {
     }
 }
 
-/// What an event is about, as a provider names it.
+/// What an asynchronous event concerns, as a provider names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {
-    /// The object that was created with this identity.
+    /// The object that the safe layer created with this identity.
     Object(ObjectId),
-    /// A port.
+    /// The port with this number, counted from 1.
     Port(Port),
-    /// The device.
+    /// The device as a whole.
     Device,
 }
 

@@ -1,4 +1,4 @@
-//! What a child of a fork has of its parent's process-wide values.
+//! Process-wide values, and what a forked child has of its parent's.
 //!
 //! A child has its parent's memory, and of its parent's threads the one that forked. A lock that another thread held at that moment
 //! stays locked in the child, and the threads, sockets and devices of the parent do not exist there. So a static of a provider or a
@@ -22,9 +22,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::libc;
 
-/// A value that each process makes for itself when it first needs one, also a child of a fork.
+/// A value that each process makes for itself when it first needs it; a forked child makes a new one.
 ///
-/// Reaching it takes no lock, so a signal handler may, where the value [is made](Self::made).
+/// Access takes no lock, so a signal handler may use a value that has [been made](Self::made).
 pub struct PerProcess<T: Send + Sync> {
     make: fn() -> T,
     made: AtomicPtr<Made<T>>,
@@ -36,7 +36,8 @@ struct Made<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// No value is made yet. Threads that need the first one at the same moment may each call `make`; one result is kept.
+    /// Creates a cell without a value. Threads that need the first value at the same moment may each call `make`; one
+    /// result is kept.
     pub const fn new(make: fn() -> T) -> Self {
         Self {
             make,
@@ -44,7 +45,7 @@ impl<T: Send + Sync> PerProcess<T> {
         }
     }
 
-    /// The value of this process, if it is made.
+    /// Returns this process's value; `None` if it has not been made.
     pub fn made(&self) -> Option<&T> {
         self.of_this_process(self.made.load(Ordering::Acquire))
     }
@@ -102,25 +103,25 @@ impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
     }
 }
 
-/// A value that a process makes when it first needs it, and that its children have as well.
+/// A value that a process makes when it first needs it, and that its forked children share.
 ///
 /// No thread waits for another one that makes it, so a child does not either: threads that need it at the same moment may each make
 /// one, and the first is kept.
 pub struct MadeOnce<T: Send + Sync>(AtomicPtr<T>);
 
 impl<T: Send + Sync> MadeOnce<T> {
-    /// No value is made yet.
+    /// Creates a cell without a value.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// The value, if it is made.
+    /// Returns the value; `None` if it has not been made.
     pub fn made(&self) -> Option<&T> {
         // SAFETY: null, or allocated by `get_or_make` and freed only when `self` is dropped.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value, which `make` makes where there is none.
+    /// Returns the value, and makes it with `make` if there is none.
     pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
         if let Some(made) = self.made() {
             return made;
@@ -162,17 +163,17 @@ impl<T: Send + Sync + fmt::Debug> fmt::Debug for MadeOnce<T> {
     }
 }
 
-/// How many forks lie between the first process of a program and this one. An object that was made after another number of forks
-/// is a parent's.
+/// Returns how many forks separate this process from the first process of the program. An object that remembers the number
+/// of its creation can detect that a parent process made it.
 pub fn forks() -> u64 {
     watch();
     FORKS.load(Ordering::Relaxed)
 }
 
-/// A lock around a value that a child of a fork needs as its parent had it: the thread that forks holds the lock over the fork, so
-/// the child gets it free, and the value whole.
+/// A lock for a value that a forked child needs in a consistent state: the thread that forks holds the lock over the fork,
+/// so that in the child it is free and the value complete.
 ///
-/// A thread that holds one takes no other of them, and does not fork.
+/// A thread that holds such a lock must not take another one, and must not fork.
 pub struct ForkLock<T: Send + 'static> {
     value: Mutex<T>,
     in_child: fn(&mut T),
@@ -180,12 +181,13 @@ pub struct ForkLock<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> ForkLock<T> {
-    /// A free lock. The child has the value as it is.
+    /// Creates a free lock. A forked child keeps the value as it is.
     pub const fn new(value: T) -> Self {
         Self::with_change(value, |_| ())
     }
 
-    /// A free lock. Each child changes the value with `in_child` before the fork returns, when it has this thread only.
+    /// Creates a free lock. In each forked child `in_child` changes the value before the fork returns, while the child has
+    /// only this thread.
     pub const fn with_change(value: T, in_child: fn(&mut T)) -> Self {
         Self {
             value: Mutex::new(value),
@@ -194,7 +196,7 @@ impl<T: Send + 'static> ForkLock<T> {
         }
     }
 
-    /// Waits until the lock is free and takes it, also after a holder has panicked.
+    /// Waits until the lock is free and takes it, even if a holder has panicked.
     pub fn lock(&'static self) -> MutexGuard<'static, T> {
         if !self.is_listed.load(Ordering::Acquire) {
             self.list();
@@ -218,12 +220,12 @@ impl<T: Send + fmt::Debug> fmt::Debug for ForkLock<T> {
     }
 }
 
-/// A [`ForkLock`] of any value.
+/// A [`ForkLock`] whose value may be of any type.
 trait HeldOverForks: Sync {
     fn hold(&'static self) -> Box<dyn Hold>;
 }
 
-/// A [`ForkLock`] that is held.
+/// A [`ForkLock`] that the forking thread holds.
 trait Hold {
     fn begin_child(&mut self);
 }
@@ -242,14 +244,15 @@ impl<T> Hold for Held<T> {
     }
 }
 
-/// What a thread that forks holds meanwhile.
+/// The locks that a thread holds while it forks.
 struct Fork {
     locks: Vec<Box<dyn Hold>>,
     _all: MutexGuard<'static, Vec<&'static dyn HeldOverForks>>,
 }
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
-/// All locks that have been taken. It is itself held over a fork, so forks come one after the other.
+/// All [`ForkLock`]s that were ever taken. This mutex too is held over a fork, so that forks of several threads exclude
+/// each other.
 static ALL: Mutex<Vec<&'static dyn HeldOverForks>> = Mutex::new(Vec::new());
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
@@ -257,7 +260,7 @@ thread_local! {
     static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
-/// Has the handlers called at each fork from now on.
+/// Registers the fork handlers with the C library, once.
 #[inline]
 fn watch() {
     // Miri has no forks.
@@ -297,7 +300,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Takes what the thread holds for the fork that is over.
+/// Takes the locks that this thread has held for the fork, which has ended; dropping them releases the locks.
 fn end() -> Option<Fork> {
     FORK.try_with(RefCell::take).ok().flatten()
 }

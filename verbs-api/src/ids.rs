@@ -1,4 +1,4 @@
-//! Numbers that have rules of their own: queue pair numbers, packet sequence numbers, memory keys, addresses.
+//! Identifiers with rules of their own: queue pair numbers, packet sequence numbers, memory keys, addresses.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,20 +7,20 @@ use crate::transport::Transport;
 
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// A queue pair number: 24 bits, host order here.
+/// A queue pair number: 24 bits, stored in host byte order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The destination of every multicast datagram.
+    /// The destination queue pair number of every multicast datagram.
     pub const MULTICAST: Self = Self(MASK_24);
 
-    /// The low 24 bits of `number`.
+    /// Makes a queue pair number of the low 24 bits of `number`.
     pub const fn new(number: u32) -> Self {
         Self(number & MASK_24)
     }
 
-    /// The number, 0 to 2^24 - 1.
+    /// Returns the number, 0 to 2^24 - 1.
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -43,29 +43,30 @@ impl fmt::Display for Qpn {
 pub struct Psn(u32);
 
 impl Psn {
-    /// The low 24 bits of `number`.
+    /// Makes a PSN of the low 24 bits of `number`.
     pub const fn new(number: u32) -> Self {
         Self(number & MASK_24)
     }
 
-    /// The number, 0 to 2^24 - 1.
+    /// Returns the number, 0 to 2^24 - 1.
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// This number advanced by `packets`, modulo 2^24.
+    /// Returns the PSN that is `packets` after this one, modulo 2^24.
     #[must_use]
     pub const fn plus(self, packets: u32) -> Self {
         Self(self.0.wrapping_add(packets) & MASK_24)
     }
 
-    /// This number taken back by `packets`, modulo 2^24.
+    /// Returns the PSN that is `packets` before this one, modulo 2^24.
     #[must_use]
     pub const fn minus(self, packets: u32) -> Self {
         Self(self.0.wrapping_sub(packets) & MASK_24)
     }
 
-    /// How far `self` lies ahead of `earlier`: negative when it lies behind. Half-window 2^23.
+    /// Returns how many packets `self` is after `earlier`; negative if it is before. Distances are below 2^23 in either
+    /// direction.
     pub const fn distance_from(self, earlier: Self) -> i32 {
         ((self.0.wrapping_sub(earlier.0) << 8) as i32) >> 8
     }
@@ -88,33 +89,33 @@ macro_rules! memory_key {
         pub struct $name(u32);
 
         impl $name {
-            /// The key with exactly these 32 bits.
+            /// Makes the key with exactly these 32 bits.
             pub const fn new(bits: u32) -> Self {
                 Self(bits)
             }
 
-            /// All 32 bits.
+            /// Returns all 32 bits of the key.
             pub const fn value(self) -> u32 {
                 self.0
             }
 
-            /// The 24-bit index, owned by the device.
+            /// Returns the 24-bit index of the key, owned by the device.
             pub const fn index(self) -> u32 {
                 self.0 >> 8
             }
 
-            /// The 8-bit key, owned by the consumer.
+            /// Returns the 8-bit consumer part of the key, owned by the program.
             pub const fn key_byte(self) -> u8 {
                 self.0 as u8
             }
 
-            /// The same index with another consumer key.
+            /// Returns the key with the same index and this consumer key.
             #[must_use]
             pub const fn with_key_byte(self, key: u8) -> Self {
                 Self((self.0 & !0xff) | key as u32)
             }
 
-            /// The next consumer key; wraps within the low byte.
+            /// Returns the key with the next consumer key, which wraps within the low byte.
             #[must_use]
             pub const fn next(self) -> Self {
                 self.with_key_byte(self.key_byte().wrapping_add(1))
@@ -176,20 +177,20 @@ impl From<RKey> for STag {
 /// A port of a device, counted from 1.
 pub type Port = u8;
 
-/// A global identifier: 16 bytes, network order.
+/// A global identifier (GID): 16 bytes in network byte order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_gid")]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether this names a multicast group: its first byte is 0xff, or it is an IPv4 group as IPv6 maps it
+    /// Whether the GID names a multicast group: its first byte is 0xff, or it is an IPv4 group as IPv6 maps it
     /// (`::ffff:239.1.1.1`).
     pub fn is_multicast(self) -> bool {
         self.group_address().is_some()
     }
 
-    /// The IP address of the multicast group that this names. A group of IPv4 has two names: as IPv6 maps it, which is that of
-    /// RoCEv2, and `ff0e::ffff:a.b.c.d`, which Linux's connection manager uses elsewhere.
+    /// Returns the IP address of the multicast group that the GID names; `None` if it names none. An IPv4 group has two
+    /// GIDs: RoCEv2 maps it as IPv6 does, and Linux's connection manager uses `ff0e::ffff:a.b.c.d` elsewhere.
     pub fn group_address(self) -> Option<IpAddr> {
         let ip = match self.0 {
             [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] if a & 0xf0 == 0xe0 => {
@@ -200,23 +201,23 @@ impl Gid {
         ip.is_multicast().then_some(ip)
     }
 
-    /// The GID table of the software RoCE device at `address`, as Linux fills it: the [link-local](Self::link_local) one,
-    /// and behind it that of the address.
+    /// Returns the GID table of the software RoCE device at `address`, as Linux fills it: the
+    /// [link-local](Self::link_local) GID, and then that of the address.
     pub fn roce_table(address: IpAddr) -> [Self; 2] {
         [Self::link_local(address), address.into()]
     }
 
-    /// The GID of the software iWARP device at `address`: its Ethernet address, zeros behind it.
+    /// Returns the GID of the software iWARP device at `address`: its Ethernet address, then zeros.
     pub fn iwarp(address: IpAddr) -> Self {
         let mut bytes = [0; 16];
         bytes[..6].copy_from_slice(&software_mac(address));
         Self(bytes)
     }
 
-    /// The link-local GID of the software RoCE device at `address`.
+    /// Returns the link-local GID of the software RoCE device at `address`.
     ///
-    /// Of IPv4 it is the EUI-64 of an Ethernet address that has the IPv4 address in it, of IPv6 the interface identifier:
-    /// the GID [tells the address](Self::to_ip).
+    /// For IPv4 it contains the EUI-64 of an Ethernet address that is made of the IPv4 address, for IPv6 the interface
+    /// identifier. [`to_ip`](Self::to_ip) converts it back.
     pub fn link_local(address: IpAddr) -> Self {
         let mut bytes = [0; 16];
         bytes[..2].copy_from_slice(&LINK_LOCAL);
@@ -227,8 +228,8 @@ impl Gid {
         Self(bytes)
     }
 
-    /// The IP address of the RoCEv2 device with this GID, asked by a device at `own`: a [link-local](Self::link_local) GID
-    /// of an IPv6 address names a neighbour, with the same prefix.
+    /// Returns the IP address of the RoCEv2 device with this GID. `own` is the address of the device that asks: a
+    /// [link-local](Self::link_local) GID of an IPv6 address is that of a neighbour with the same prefix.
     pub fn to_ip(self, own: IpAddr) -> IpAddr {
         let ip = Ipv6Addr::from(self.0);
         let [.., a, b, c, d, e, f, g, h] = self.0;
@@ -245,20 +246,20 @@ impl Gid {
         }
     }
 
-    /// The IP address that these bytes are: of IPv4 where they are one that IPv6 maps.
+    /// Returns the 16 bytes as an IP address: IPv4 if they are an IPv4-mapped IPv6 address.
     pub fn as_ip(self) -> IpAddr {
         let ip = Ipv6Addr::from(self.0);
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
     }
 }
 
-/// A GUID of a node, a port or a system: 8 bytes, network order.
+/// A globally unique identifier (GUID) of a node, a port or a system: 8 bytes in network byte order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_get_device_guid")]
 pub struct Guid(pub [u8; 8]);
 
 impl Guid {
-    /// The GUID of the software device at `address`: locally administered, with the end of the address.
+    /// Returns the GUID of the software device at `address`: locally administered, and containing the end of the address.
     pub fn software(transport: Transport, address: IpAddr) -> Self {
         let [a, b, c, d] = last_four(address);
         Self([0x02, 0x70, 0x76, transport as u8, a, b, c, d])
@@ -311,7 +312,7 @@ impl From<Ipv4Addr> for Gid {
     }
 }
 
-/// That of RoCEv2, also of a multicast group: IPv4 as IPv6 maps it.
+/// Converts an IP address to the GID that RoCEv2 uses, also for a multicast group: an IPv4 address is IPv4-mapped.
 impl From<IpAddr> for Gid {
     fn from(ip: IpAddr) -> Self {
         match ip {
@@ -333,23 +334,23 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// Where a port is found on its link: each transport has its own kind.
+/// The address of a port on its link, whose kind depends on the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum LinkAddress {
-    /// A port of an in-process network.
+    /// The number of a port of an in-process network.
     InProcess(u64),
-    /// An IP address: RoCEv2 and iWARP.
+    /// An IP address, the link address of RoCEv2 and iWARP ports.
     Ip(IpAddr),
-    /// A local identifier of an InfiniBand subnet.
+    /// A local identifier (LID), the link address of InfiniBand ports.
     Lid(u16),
-    /// An Ethernet address.
+    /// An Ethernet address, of ports whose IP address is not known.
     Mac([u8; 6]),
 }
 
 impl LinkAddress {
-    /// The IP address, or one that stands for it where a software device derives numbers from its address: of a port of an
-    /// in-process network its number as IPv4, else the unspecified one.
+    /// Returns the IP address, or a stand-in where a software device derives identifiers from it: an in-process port's
+    /// number as an IPv4 address, otherwise the unspecified address.
     pub fn ip_or_stand_in(self) -> IpAddr {
         match self {
             Self::Ip(ip) => ip,
@@ -358,8 +359,8 @@ impl LinkAddress {
         }
     }
 
-    /// The peer's address that `gid` stands for, as seen by a port with this address. On an in-process network routing headers name a
-    /// port by an IPv4 address: 127, and 24 bits of its number.
+    /// Returns the link address of the peer with this GID, as seen from a port with this address. On an in-process network
+    /// GIDs name a port by an IPv4 address: 127, and the low 24 bits of its number.
     #[must_use]
     pub fn peer(self, gid: Gid) -> Self {
         match self {
@@ -417,7 +418,7 @@ mod tests {
             assert_eq!(link_local.to_ip(own), address);
             assert_eq!(Gid::from(address).to_ip(own), address);
         }
-        // That of somebody else's port tells nothing to a device at an IPv4 address.
+        // A device at an IPv4 address cannot derive an address from the GID of a port that is not a software device's.
         let foreign: Ipv6Addr = "fe80::42:aff:fe01:203".parse().unwrap();
         let own = IpAddr::from([10, 1, 2, 4]);
         assert_eq!(Gid(foreign.octets()).to_ip(own), IpAddr::V6(foreign));

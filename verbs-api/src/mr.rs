@@ -1,4 +1,4 @@
-//! Memory regions, and keys that can be given one.
+//! Memory regions, and allocated keys, to which a fast-register gives memory.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -20,7 +20,7 @@ use crate::object_id::{ObjectId, ObjectKind};
 use crate::pd::Pd;
 use crate::wr::{RemoteAddress, WindowRegion};
 
-/// How memory is registered.
+/// The options with which memory is registered.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, memory: &verbs_api::Memory) -> Result<(), Box<dyn std::error::Error>> {
@@ -39,19 +39,19 @@ pub struct MrOptions {
 }
 
 impl MrOptions {
-    /// With these rights, the first byte at its own address.
+    /// Options with these access rights. Requests address the first byte by its own address in the process.
     pub const fn new(access: Access) -> Self {
         Self { access, iova: None }
     }
 
-    /// The first byte at this address, as requests and peers name it.
+    /// Sets the address by which requests and peers name the first byte.
     #[must_use]
     pub const fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
-    /// Addresses count from the first byte. Needs [`Features::ZBVA`].
+    /// Makes addresses count from the first byte of the region. Needs [`Features::ZBVA`].
     #[must_use]
     pub const fn zero_based(mut self) -> Self {
         self.access = self.access.union(Access::ZERO_BASED);
@@ -96,14 +96,14 @@ fn check_access(access: Access, context: &ContextCore) -> Result<(), VerbError> 
     context.require(needed)
 }
 
-/// The addresses of a region.
+/// The address range of a region, as requests name it.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) iova: u64,
     length: u64,
 }
 
-/// The kind of region behind a key. Only ordinary ones are handed out by `find_mr`.
+/// What kind of region a key belongs to. `find_mr` returns only ordinary ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RegionKind {
     Key,
@@ -120,8 +120,8 @@ pub(crate) struct MrExtra {
     key_byte: AtomicU8,
 }
 
-/// A seqlock over a [`Shape`], which every request reads and which hardly ever changes: readers take no lock, and retry if
-/// they met a change.
+/// A seqlock over the [`Shape`] of a region, which every request reads and which hardly ever changes: readers take no lock,
+/// and retry if it changed while they read it.
 struct CurrentShape {
     // Odd while a change is in progress.
     version: AtomicU32,
@@ -181,7 +181,7 @@ impl Ops for dyn MrOps {
 
 pub(crate) type MrObject = Object<dyn MrOps, MrExtra>;
 
-/// A memory region. Cloning shares it.
+/// A memory region. A clone is another handle of the same region.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
@@ -199,7 +199,7 @@ pub struct Mr {
     pub(crate) object: Arc<MrObject>,
 }
 
-/// What [`Mr::rereg`] changes of a region; what is not set stays as it is.
+/// The changes that [`Mr::rereg`] makes to a region; a property that is not set is kept.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -222,12 +222,12 @@ pub struct MrReregister {
 }
 
 impl MrReregister {
-    /// Nothing changed.
+    /// Creates a change that changes nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Other memory, the first byte at its own address.
+    /// Sets other memory, whose first byte is addressed by its own address in the process.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryRange>) -> Self {
         let range = memory.into();
@@ -235,7 +235,7 @@ impl MrReregister {
         self
     }
 
-    /// Other memory, of the program.
+    /// Sets other memory that the program itself keeps valid.
     ///
     /// # Safety
     /// As for [`Pd::register_borrowed`], for every region that this or a clone is applied to.
@@ -248,29 +248,29 @@ impl MrReregister {
         self
     }
 
-    /// The keys stay as they are, so that peers reach the other memory by the keys that they have. Emulated devices do this;
-    /// on other devices the keys may change.
+    /// Keeps the keys of the region although its memory changes, so that peers reach the new memory by the keys that they
+    /// have. Emulated devices do this; on other devices the keys may change.
     #[must_use]
     pub fn keep_keys(mut self) -> Self {
         self.keeps_keys = true;
         self
     }
 
-    /// The first byte of the other memory at this address.
+    /// Sets the address by which requests and peers name the first byte of the new memory.
     #[must_use]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
-    /// Another domain of the same device.
+    /// Sets another protection domain of the same device.
     #[must_use]
     pub fn pd(mut self, pd: &Pd) -> Self {
         self.pd = Some(pd.clone());
         self
     }
 
-    /// Other rights.
+    /// Sets the new access rights of the region.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
@@ -279,8 +279,8 @@ impl MrReregister {
 }
 
 impl Context {
-    /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
-    /// allocated keys are not found.
+    /// Returns the memory region with this identity; `None` if it was deregistered. Regions of buffer pools and allocated
+    /// keys are not found.
     #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
         Mr::found(self.find(id)?)
@@ -288,16 +288,16 @@ impl Context {
 }
 
 impl Pd {
-    /// Registers exposed memory with these rights. The memory stays while it is registered or used.
+    /// Registers memory with these rights. The memory is kept alive while it is registered or used by a request.
     ///
     /// # Errors
-    /// Rights that do not go together, a length beyond `max_mr_size`, or a feature that is missing.
+    /// The rights cannot be combined, the length exceeds `max_mr_size`, or a feature is missing.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register(&self, memory: impl Into<MemoryRange>, access: Access) -> Started<Mr> {
         self.register_with(memory, MrOptions::new(access))
     }
 
-    /// Registers exposed memory with these options.
+    /// Registers memory with these options.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -307,7 +307,7 @@ impl Pd {
         self.reg_mr(RegionMemory::from(&range), options, Some(range), false)
     }
 
-    /// Registers memory of the program.
+    /// Registers memory that the program itself keeps valid.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -330,8 +330,8 @@ impl Pd {
         self.reg_mr(memory, options, None, false)
     }
 
-    /// Registers `count` private buffers of `size` bytes each: local rights only, handed over when
-    /// posted, and an ordinary `&mut [u8]` while the program holds one.
+    /// Registers `count` buffers of `size` bytes each, with local rights only. A buffer belongs to the device while it is
+    /// posted, and is an ordinary `&mut [u8]` while the program holds it.
     ///
     /// # Errors
     /// Out of memory, or a total beyond `max_mr_size`.
@@ -439,42 +439,42 @@ impl Mr {
         (object.extra.kind == RegionKind::Ordinary).then_some(Self { object })
     }
 
-    /// Its identity.
+    /// Returns the identity of the region.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// The key for local requests.
+    /// Returns the key for local requests.
     pub fn lkey(&self) -> LKey {
         self.object.ops.lkey()
     }
 
-    /// The key for peers; 0 where no remote access was granted.
+    /// Returns the key for peers; 0 where no remote access was granted.
     pub fn rkey(&self) -> RKey {
         self.object.ops.rkey()
     }
 
-    /// Bytes.
+    /// Returns the length of the region in bytes.
     pub fn len(&self) -> usize {
         self.shape().length as usize
     }
 
-    /// Whether there are none.
+    /// Whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The address of the first byte, as requests and peers name it; 0 where zero-based.
+    /// Returns the address by which requests and peers name the first byte; 0 if the region is zero-based.
     pub fn iova(&self) -> u64 {
         self.shape().iova
     }
 
-    /// The memory, where the library owns it and it is exposed.
+    /// Returns the memory of the region; `None` if the program keeps it itself, or if it is that of a buffer pool.
     pub fn memory(&self) -> Option<MemoryRange> {
         self.object.extra.range().clone()
     }
 
-    /// A range of the region, for a request's scatter/gather list.
+    /// Returns a range of the region, for the scatter/gather list of a request.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -495,19 +495,19 @@ impl Mr {
         ))
     }
 
-    /// The whole region, up to the 2^32 - 1 bytes that an entry can name.
+    /// Returns the whole region as one entry, but at most 2^32 - 1 bytes, which is all that an entry can name.
     pub fn sge_all(&self) -> Sge {
         let Shape { iova, length } = self.shape();
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         Sge::new(iova, length, self.lkey())
     }
 
-    /// What a peer needs to reach the byte at `offset`.
+    /// Returns the address and key by which a peer reaches the byte at `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova().wrapping_add(offset), self.rkey())
     }
 
-    /// Changes memory, domain or rights; the keys may change with it.
+    /// Changes memory, protection domain or rights of the region; the keys may change too.
     ///
     /// # Errors
     /// As a registration; Busy while windows are bound to it, as for [`deregister`](Self::deregister). After these the
@@ -592,9 +592,9 @@ impl Mr {
         Ok(started)
     }
 
-    /// Revokes the keys at once and ends when no access is in progress any more: Busy while windows are bound to it, on
-    /// a device that knows of them; on any other those windows open nothing from then on. A posted request that uses the
-    /// region later completes with a protection error.
+    /// Deregisters the region: revokes the keys at once, and completes when no access to the memory is in progress. Fails
+    /// with Busy while windows are bound to the region, on a device that knows of them; on others such windows grant no
+    /// access afterwards. A posted request that uses the region later completes with a protection error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
@@ -637,7 +637,8 @@ impl fmt::Debug for Mr {
     }
 }
 
-/// An allocated key: a fast-register gives it memory, an invalidate takes it away. Cloning shares it.
+/// An allocated key: a fast-register gives it memory, and an invalidate takes the memory away. Its clones are handles of
+/// one key.
 ///
 /// The device owns the index, the program the low byte. Give it a fresh one for each use, with
 /// [`next_consumer_key`](Self::next_consumer_key): a peer that kept an earlier key is then refused.
@@ -664,17 +665,17 @@ impl MrKey {
         }
     }
 
-    /// Its identity.
+    /// Returns the identity of the key.
     pub fn id(&self) -> ObjectId {
         self.mr.id()
     }
 
-    /// Pages, blocks or elements that a fast-register may give it.
+    /// Returns the largest number of pages, blocks or elements that a fast-register may register with the key.
     pub fn max_num_sg(&self) -> u32 {
         self.max_num_sg
     }
 
-    /// The same key with the next consumer byte, which every clone shares: for the next fast-register.
+    /// Advances the key to the next consumer byte, for the next fast-register, and returns it. All clones share the byte.
     #[must_use = "this is the key to register with"]
     #[doc(alias = "ib_update_fast_reg_key")]
     #[doc(alias = "ibv_inc_rkey")]
@@ -683,7 +684,7 @@ impl MrKey {
         self
     }
 
-    /// Advances to the next consumer byte, and returns the key for peers.
+    /// Advances the key to the next consumer byte, for the next fast-register, and returns the key for peers.
     pub fn advance(&self) -> RKey {
         self.mr
             .object
@@ -693,7 +694,7 @@ impl MrKey {
         self.rkey()
     }
 
-    /// The key for peers, with the current consumer byte.
+    /// Returns the key for peers, with the current consumer byte.
     pub fn rkey(&self) -> RKey {
         let rkey = self.mr.rkey();
         // A device that reports no remote key before memory is registered has one key for both.
@@ -705,22 +706,22 @@ impl MrKey {
         rkey.with_key_byte(self.key_byte())
     }
 
-    /// The key for local requests, with the current consumer byte.
+    /// Returns the key for local requests, with the current consumer byte.
     pub fn lkey(&self) -> LKey {
         self.mr.lkey().with_key_byte(self.key_byte())
     }
 
-    /// A range that the key was registered for.
+    /// Returns an entry for a range of the memory that the key was registered with.
     pub fn sge(&self, addr: u64, length: u32) -> Sge {
         Sge::new(addr, length, self.lkey())
     }
 
-    /// What a peer needs to reach `addr`.
+    /// Returns the address and key by which a peer reaches `addr`.
     pub fn remote(&self, addr: u64) -> RemoteAddress {
         RemoteAddress::new(addr, self.rkey())
     }
 
-    /// Gives the key back; memory registered with it is deregistered. Busy as for [`Mr::deregister`].
+    /// Frees the key; memory that is registered with it is deregistered. Fails with Busy as [`Mr::deregister`] does.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Started<(), DestroyError<Self>> {
         destroy(self)

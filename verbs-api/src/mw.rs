@@ -33,7 +33,7 @@ impl Ops for dyn MwOps {
 
 pub(crate) type MwObject = Object<dyn MwOps, MwExtra>;
 
-/// A memory window: opens a part of a region to peers. Cloning shares it.
+/// A memory window, which gives peers access to a part of a region. A clone is another handle of the same window.
 ///
 /// Type 1 is bound with [`Qp::bind_mw`](crate::Qp::bind_mw), type 2 with a posted
 /// [`BindWindow`].
@@ -84,23 +84,23 @@ impl Mw {
         }
     }
 
-    /// Its identity.
+    /// Returns the identity of the window.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// Its kind.
+    /// Returns the type of the window.
     pub fn mw_type(&self) -> MwType {
         self.object.extra.mw_type
     }
 
-    /// Its key now. A window of type 1 gets another at each bind; for one of type 2 the program
-    /// chooses the low byte when it binds.
+    /// Returns the present key of the window. A window of type 1 gets another one at each bind; for one of type 2 the
+    /// program chooses the low byte when it binds.
     pub fn rkey(&self) -> RKey {
         self.object.ops.rkey()
     }
 
-    /// Gives the window back, unbinding it where it is bound: its key opens nothing any more.
+    /// Destroys the window, unbinding it if it is bound: its key then grants no access.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
@@ -125,10 +125,10 @@ impl fmt::Debug for Mw {
 }
 
 impl<'a> BindWindow<'a> {
-    /// Binds `window` to `length` bytes from `addr` of `region`: an [`Mr`](crate::Mr), or an [`MrKey`](crate::MrKey) that was
-    /// fast-registered or will be by a request posted before.
+    /// Binds `window` to `length` bytes from `addr` of `region`: an [`Mr`](crate::Mr), or an [`MrKey`](crate::MrKey) that
+    /// is fast-registered before this request is executed.
     ///
-    /// The window's key gets its next low byte; [`key_byte`](Self::key_byte) sets another.
+    /// The bind gives the window's key its next low byte; [`key_byte`](Self::key_byte) sets another one.
     #[inline]
     pub fn new(
         window: &'a Mw,
@@ -139,7 +139,8 @@ impl<'a> BindWindow<'a> {
         Self::unbind(window).bound_to(region.into(), addr, length)
     }
 
-    /// Unbinds a window of type 1, and gives it another key. A window of type 2 is freed by a [`LocalInvalidate`](crate::wr::LocalInvalidate).
+    /// Unbinds a window of type 1, and gives it another key. A window of type 2 is unbound by a
+    /// [`LocalInvalidate`](crate::wr::LocalInvalidate).
     #[inline]
     pub fn unbind(window: &'a Mw) -> Self {
         let key_byte = window.rkey().next().key_byte();

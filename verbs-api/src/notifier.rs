@@ -1,4 +1,4 @@
-//! An event descriptor, readable while there is something to fetch.
+//! An event descriptor that is readable while notifications or events are pending.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use rustix::io::{read, write};
 
 use crate::error::VerbError;
 
-/// An event descriptor, made when first asked for.
+/// An event descriptor (eventfd), which is made when a program first asks for it.
 #[derive(Default)]
 pub(crate) struct Notifier {
     fd: OnceLock<OwnedFd>,
@@ -25,7 +25,7 @@ impl Notifier {
         Ok(self.fd.get_or_init(|| fd).as_fd())
     }
 
-    /// Makes the descriptor readable, if there is one.
+    /// Makes the descriptor readable; does nothing if a program never asked for it.
     pub(crate) fn raise(&self) {
         if let Some(fd) = self.fd.get() {
             // If it is full, it is readable already.
@@ -33,7 +33,7 @@ impl Notifier {
         }
     }
 
-    /// Makes the descriptor unreadable, if there is one.
+    /// Makes the descriptor unreadable; does nothing if a program never asked for it.
     pub(crate) fn clear(&self) {
         if let Some(fd) = self.fd.get() {
             // If it is empty, nothing needs to be done.

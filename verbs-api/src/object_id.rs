@@ -4,17 +4,17 @@ use std::fmt;
 
 use crate::ids::{LKey, Qpn, RKey};
 
-/// The identity of an object within its context: never used again for another object.
+/// The identity of an object within its context. It is never used for another object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId {
-    /// Place in the context's table.
+    /// Index of the object in the context's table.
     pub index: u32,
-    /// How often the place was used before.
+    /// How often this index was used before.
     pub generation: u32,
 }
 
 impl ObjectId {
-    /// The identity with these parts.
+    /// Makes the identity of its two parts.
     pub const fn new(index: u32, generation: u32) -> Self {
         Self { index, generation }
     }
@@ -26,36 +26,36 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// Kinds of objects.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ObjectKind {
-    /// Address handle.
+    /// An address handle.
     Ah,
-    /// Completion channel.
+    /// A completion channel.
     CompletionChannel,
-    /// Open device.
+    /// An open device.
     Context,
-    /// Completion queue.
+    /// A completion queue.
     Cq,
-    /// Memory region, or a key allocated for one.
+    /// A memory region, or an allocated key.
     Mr,
-    /// Multicast attachment of a queue pair.
+    /// The attachment of a queue pair to a multicast group.
     Multicast,
-    /// Memory window.
+    /// A memory window.
     Mw,
-    /// Protection domain.
+    /// A protection domain.
     Pd,
-    /// Queue pair.
+    /// A queue pair.
     Qp,
-    /// Control request that has not completed yet.
+    /// A control request that has not completed yet.
     Request,
-    /// Shared receive queue.
+    /// A shared receive queue.
     Srq,
 }
 
 impl ObjectKind {
-    /// The field's abbreviation.
+    /// Returns the name of the kind: its usual abbreviation, such as `"CQ"`, where there is one.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ah => "AH",
@@ -79,20 +79,21 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// One that uses an object.
+/// An object, or a control request, that uses another object and so prevents that one's destruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Holder {
-    /// What it is.
+    /// The kind of the object that is the user.
     pub kind: ObjectKind,
-    /// Which one.
+    /// The identity of the object that is the user.
     pub id: ObjectId,
-    /// Its own number, where it has one: of a queue pair `qp_num`, of a region `lkey`, of a window `rkey`.
+    /// The number by which the program knows the user, where it has one: of a queue pair `qp_num`, of a region `lkey`, of a
+    /// window `rkey`.
     pub number: Option<u32>,
 }
 
 impl Holder {
-    /// The object of this identity.
+    /// Names the object with this identity, without a number.
     pub const fn new(kind: ObjectKind, id: ObjectId) -> Self {
         Self {
             kind,

@@ -1,4 +1,4 @@
-//! Protection domains: what regions, windows, queues and queue pairs are made in.
+//! Protection domains, in which regions, windows, queues and queue pairs are made.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Ops for dyn PdOps {
 
 pub(crate) type PdObject = Object<dyn PdOps, PdExtra>;
 
-/// A protection domain. Cloning shares it.
+/// A protection domain. A clone is another handle of the same domain.
 ///
 /// ```no_run
 /// use verbs_api::{Access, Memory, Requirements, open};
@@ -67,7 +67,7 @@ impl Context {
         started
     }
 
-    /// The protection domain of this identity, or `None` once it was destroyed.
+    /// Returns the protection domain with this identity; `None` if it was destroyed.
     #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_pd(&self, id: ObjectId) -> Option<Pd> {
         Some(Pd {
@@ -77,12 +77,12 @@ impl Context {
 }
 
 impl Pd {
-    /// Its identity.
+    /// Returns the identity of the protection domain.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// The open device that it belongs to.
+    /// Returns the open device that the protection domain belongs to.
     pub fn open_device(&self) -> Context {
         Context {
             core: Arc::clone(self.context()),
@@ -93,7 +93,7 @@ impl Pd {
     /// Makes an address handle: a route for datagrams.
     ///
     /// # Errors
-    /// There is no such port or no such identifier on it.
+    /// There is no such port, or it has no GID at the path's `sgid_index`.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, path: AddressVector) -> Started<Ah> {
         let checks = || {
@@ -117,7 +117,7 @@ impl Pd {
         })
     }
 
-    /// Makes an address handle that leads back to the sender of a datagram: see [`AddressVector::answering`].
+    /// Makes an address handle for the path back to the sender of a datagram: see [`AddressVector::answering`].
     ///
     /// ```no_run
     /// # fn example(
@@ -149,7 +149,7 @@ impl Pd {
         }
     }
 
-    /// Gives the domain back: Busy while regions, windows, queues or address handles are in it.
+    /// Destroys the protection domain. Fails with Busy while regions, windows, queues or address handles are in it.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
@@ -167,7 +167,7 @@ impl Pd {
             .map_err(VerbError::Limit)
     }
 
-    /// An object that is made in the domain.
+    /// Starts to build an object of this kind whose parent is the protection domain.
     pub(crate) fn builder(&self, kind: ObjectKind) -> Result<ObjectBuilder, VerbError> {
         ObjectBuilder::new(
             self.context(),

@@ -1,8 +1,8 @@
-//! Portable operations: what a program means, lowered to what the device has.
+//! Portable operations: the same for every device, and posted as the requests that the device supports.
 //!
-//! One function lowers an operation; posting posts what it gives and a [`Plan`] prints it, so that the
-//! plan is what will be executed. Each portable operation completes with one completion that carries
-//! the program's `wr_id`, on every device, also when it fails.
+//! One function converts an operation to requests; posting uses its result and a [`Plan`] prints it, so that the plan is
+//! what will be executed. Each portable operation completes with one completion that carries the program's `wr_id`, on
+//! every device, also when it fails.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::wr::{
     SendFlags, SendWithInvalidate, WorkRequest, Write,
 };
 
-/// The features that portable operations use where a device has them: what a program prefers that posts such operations.
+/// The features that portable operations use where a device has them: a program that posts such operations prefers them.
 ///
 /// ```no_run
 /// use verbs_api::{Requirements, open, portable};
@@ -38,17 +38,17 @@ pub const FEATURES: Features = Features::BMME
     .union(Features::READ_WITH_INVALIDATE)
     .union(Features::WINDOW_2);
 
-/// Slots of a send queue that a portable operation takes at most.
+/// The largest number of send queue entries that one portable operation takes.
 pub(crate) const MAX_SLOTS: u32 = 2;
 
-/// The requests that a portable operation becomes on a device.
+/// The one or two work requests that a portable operation is posted as on a device.
 pub struct Lowered<'a> {
     pub(crate) first: WorkRequest<'a>,
     pub(crate) second: Option<WorkRequest<'a>>,
 }
 
 impl<'a> Lowered<'a> {
-    /// One request, made to complete with `wr_id`.
+    /// Creates it from one request, which completes with `wr_id`.
     pub fn one(wr_id: u64, request: impl Into<WorkRequest<'a>>) -> Self {
         let mut first = request.into();
         let common = first.common_mut();
@@ -60,7 +60,7 @@ impl<'a> Lowered<'a> {
         }
     }
 
-    /// Two requests: the second waits for the first and completes for both with `wr_id`.
+    /// Creates it from two requests: the second waits for the first, and completes for both with `wr_id`.
     pub fn two(
         wr_id: u64,
         first: impl Into<WorkRequest<'a>>,
@@ -81,7 +81,7 @@ impl<'a> Lowered<'a> {
         }
     }
 
-    /// These requests, to complete with `wr_id`.
+    /// Lets the requests complete with this `wr_id`.
     pub(crate) fn with_wr_id(mut self, wr_id: u64) -> Self {
         self.first.common_mut().wr_id = wr_id;
         if let Some(second) = &mut self.second {
@@ -90,24 +90,24 @@ impl<'a> Lowered<'a> {
         self
     }
 
-    /// The requests in the order in which they are posted.
+    /// Returns the requests in the order in which they are posted.
     pub fn requests(&self) -> impl Iterator<Item = &WorkRequest<'a>> {
         std::iter::once(&self.first).chain(&self.second)
     }
 }
 
-/// An operation that every device has in some form.
+/// An operation that can be posted on every device, as different requests depending on the device's features.
 pub trait Portable {
-    /// Its name, as `polyverbs plan` takes it.
+    /// Returns the operation's name, as the command `polyverbs plan` takes it.
     fn name(&self) -> &'static str;
 
-    /// The requests that it becomes where these features were granted.
+    /// Returns the requests that the operation is posted as if these features were granted.
     ///
     /// # Errors
-    /// The features without which there is no form of it.
+    /// The missing features, without which the operation cannot be expressed.
     fn lower(&self, features: Features) -> Result<Lowered<'_>, PostReason>;
 
-    /// The control verb that has to come before, if there is one.
+    /// Returns the name of the control verb that has to be called before; `None` if there is none.
     fn control_verb(&self) -> Option<&'static str> {
         None
     }
@@ -116,28 +116,28 @@ pub trait Portable {
 /// One request of a [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanStep {
-    /// What is posted.
+    /// The operation of the request.
     pub operation: Operations,
-    /// How.
+    /// The flags of the request.
     pub flags: SendFlags,
 }
 
-/// What a portable operation becomes on a device.
+/// The requests that a portable operation is posted as on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The operation.
+    /// Name of the portable operation.
     pub operation: &'static str,
-    /// The control verb that comes before, if there is one.
+    /// The control verb that has to be called before; `None` if there is none.
     pub control_verb: Option<&'static str>,
-    /// What is posted, in this order.
+    /// The requests, in the order in which they are posted.
     pub steps: Vec<PlanStep>,
 }
 
 impl Plan {
-    /// The plan of `operation` where these features were granted.
+    /// Returns the plan of `operation` for a device on which these features were granted.
     ///
     /// # Errors
-    /// The features without which there is no form of it.
+    /// The missing features, without which the operation cannot be expressed.
     ///
     /// ```
     /// use verbs_api::{Features, RemoteAddress, portable::{Plan, ReadAndInvalidate, Sink}};
@@ -162,7 +162,7 @@ impl Plan {
         })
     }
 
-    /// Slots of the send queue that it takes.
+    /// Returns how many entries of the send queue the operation takes.
     pub fn slots(&self) -> u32 {
         self.steps.len() as u32
     }
@@ -203,16 +203,17 @@ impl fmt::Display for Plan {
 }
 
 impl Context {
-    /// What a portable operation becomes with the features granted here.
+    /// Returns the plan of `operation` with the features that this context was granted.
     ///
     /// # Errors
-    /// The features without which there is no form of it.
+    /// The missing features, without which the operation cannot be expressed.
     pub fn plan(&self, operation: &impl Portable) -> Result<Plan, PostReason> {
         Plan::of(operation, self.features())
     }
 }
 
-/// The operations that lowering may need of a queue pair where these features were granted.
+/// Returns the operations that a queue pair must be created for so that portable operations can be posted to it, if these
+/// features were granted.
 pub(crate) fn operations(features: Features) -> Operations {
     let mut operations = Operations::empty();
     operations.set(Operations::FAST_REGISTER, features.contains(Features::BMME));
@@ -228,12 +229,12 @@ pub(crate) fn operations(features: Features) -> Operations {
     operations
 }
 
-/// Any of these has keys that are invalidated by requests and by messages.
+/// With any of these features there are keys that requests and messages can invalidate.
 const INVALIDATED: Features = Features::BMME.union(Features::WINDOW_2);
 
-/// Where a read-and-invalidate puts the bytes: memory registered with a key that dies with the read.
+/// The local memory that a [`ReadAndInvalidate`] reads into.
 ///
-/// Made by [`MrKey::sink`], and then registered afresh for each use, or by [`ReadSink::sink`].
+/// [`MrKey::sink`] makes one, whose key must be registered anew for each use, or [`ReadSink::sink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sink {
     sge: Sge,
@@ -247,29 +248,29 @@ impl Default for Sink {
 }
 
 impl Sink {
-    /// A sink of this range, whose key for peers is `rkey`.
+    /// Makes a sink of this range. `rkey` is the key that is invalidated after the read.
     pub const fn new(sge: Sge, rkey: RKey) -> Self {
         let rkey = Some(rkey);
         Self { sge, rkey }
     }
 
-    /// A sink whose key outlives the read: nothing is invalidated.
+    /// Makes a sink of this range, whose key is not invalidated after the read.
     pub const fn lasting(sge: Sge) -> Self {
         Self { sge, rkey: None }
     }
 }
 
 impl MrKey {
-    /// A range that the key was registered for, as the sink of a portable read-and-invalidate.
+    /// Returns a range that the key was registered for as the sink of a [`ReadAndInvalidate`].
     pub fn sink(&self, addr: u64, length: u32) -> Sink {
         Sink::new(self.sge(addr, length), self.rkey())
     }
 }
 
-/// Reads remote bytes and invalidates the *local sink's* key when the last has been placed.
+/// Reads remote memory and then invalidates the key of the *local* sink, when the last byte has been placed.
 ///
-/// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate. Where the key of the sink
-/// outlives the read ([`Sink::lasting`]), a read.
+/// It is posted as a read-with-invalidate where the device has that (iWARP), else as a read and a fenced local invalidate.
+/// If the sink's key is not to be invalidated ([`Sink::lasting`]), it is only a read.
 ///
 /// ```no_run
 /// # fn example(
@@ -294,7 +295,7 @@ pub struct ReadAndInvalidate {
 }
 
 impl ReadAndInvalidate {
-    /// As many bytes from `remote` as `sink` holds.
+    /// Reads as many bytes from `remote` as `sink` holds.
     pub const fn new(remote: RemoteAddress, sink: &Sink) -> Self {
         Self {
             remote,
@@ -303,7 +304,7 @@ impl ReadAndInvalidate {
         }
     }
 
-    /// Comes back in the completion.
+    /// Sets the identifier that the completion returns.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
@@ -336,10 +337,12 @@ impl Portable for ReadAndInvalidate {
     }
 }
 
-/// Sends a message that invalidates a key of the peer's, where this device has such messages; a message alone elsewhere.
+/// Sends a message that also invalidates a key of the peer if this device supports send-with-invalidate; otherwise only the
+/// message.
 ///
-/// The peer sees which of the two it got ([`invalidated_rkey`](crate::Completion::invalidated_rkey)), and closes by itself what was
-/// not closed: [`RemoteAccess::invalidation`]. `None` is for a key that lasts, as that of a plain region.
+/// The peer's completion reports whether the key was invalidated
+/// ([`invalidated_rkey`](crate::Completion::invalidated_rkey)); if not, the peer invalidates it itself with
+/// [`RemoteAccess::invalidation`]. The key is `None` if it cannot be invalidated, as that of a plain region.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, lent: verbs_api::RKey) -> Result<(), Box<dyn std::error::Error>> {
@@ -356,7 +359,7 @@ pub struct SendAndInvalidate<'a> {
 }
 
 impl<'a> SendAndInvalidate<'a> {
-    /// These bytes, inline, and a key of the peer's.
+    /// Sends these bytes, inline, and invalidates `rkey`, a key of the peer.
     pub const fn new(data: &'a [u8], rkey: Option<RKey>) -> Self {
         Self {
             data,
@@ -365,7 +368,7 @@ impl<'a> SendAndInvalidate<'a> {
         }
     }
 
-    /// Comes back in the completion.
+    /// Sets the identifier that the completion returns.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
@@ -387,11 +390,11 @@ impl Portable for SendAndInvalidate<'_> {
     }
 }
 
-/// Opens memory to peers under a fresh key: by [`RemoteAccess::register`].
+/// Gives peers access to memory under a fresh key. [`RemoteAccess::register`] makes one.
 ///
-/// A fast-register where there is one; else the bind of a type-2 window; else, where the program
-/// allowed it, a plain region that was registered beforehand, and an empty write that completes in
-/// its place.
+/// It is posted as a fast-register where the device has that, else as the bind of a type-2 window. Otherwise, if the
+/// program allowed it, a plain region is registered beforehand, and an empty write is posted whose completion stands for
+/// the operation's.
 ///
 /// ```
 /// use verbs_api::Features;
@@ -429,10 +432,10 @@ enum Form<'a> {
 }
 
 impl RegisterForRemoteAccess<'_> {
-    /// The operation without memory, for a [`Plan`] on a device with these features.
+    /// Returns the operation without memory, to make a [`Plan`] for a device with these features.
     ///
     /// # Errors
-    /// The features of which one would be needed.
+    /// The device has none of the features that the operation can use.
     pub fn outline(features: Features, allow_plain_region: bool) -> Result<Self, VerbError> {
         let access = Access::empty();
         let form = match Choice::of(features, allow_plain_region)? {
@@ -454,7 +457,7 @@ impl RegisterForRemoteAccess<'_> {
         Ok(Self { form, wr_id: 0 })
     }
 
-    /// Comes back in the completion.
+    /// Sets the identifier that the completion returns.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
@@ -528,9 +531,10 @@ impl Choice {
     }
 }
 
-/// Memory that can be opened to peers, again and again, by what this device has for it.
+/// Memory to which a program repeatedly gives peers access, in the best way that the device supports.
 ///
-/// The device is opened with [`FEATURES`], and the queue pair made with room for such operations and connected with the rights.
+/// Open the device with [`FEATURES`], make the queue pair with [`reserve_portable`](crate::QpOptions::reserve_portable),
+/// and connect it with the same rights.
 ///
 /// ```no_run
 /// # fn example(memory: &verbs_api::Memory, peer: &verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
@@ -573,13 +577,13 @@ enum Means {
 }
 
 impl RemoteAccess {
-    /// Prepares `memory` to be opened with these rights.
+    /// Prepares to give peers access to `memory` with these rights.
     ///
-    /// `allow_plain_region` allows, where nothing better exists, a plain region: peers that know its
-    /// key have access from now on, and [`revoke`](Self::revoke) is a deregistration.
+    /// `allow_plain_region` permits a plain region on a device that has neither fast-register nor type-2 windows: peers
+    /// that know its key have access from then on, until [`revoke`](Self::revoke) deregisters it.
     ///
     /// # Errors
-    /// There is no form of it with the features granted, or the memory is too large for one key.
+    /// The features granted do not suffice, or the memory is too large for one key.
     pub fn prepare(
         pd: &Pd,
         memory: impl Into<MemoryRange>,
@@ -646,14 +650,15 @@ impl RemoteAccess {
         started
     }
 
-    /// The operation that opens the memory under a fresh key, to be posted with
-    /// [`Qp::post_portable`](crate::Qp::post_portable). The key of the time before must be dead:
-    /// invalidated by the peer, or by [`invalidation`](Self::invalidation).
+    /// Returns the operation that gives peers access under a fresh key, to be posted with
+    /// [`Qp::post_portable`](crate::Qp::post_portable). The previous key must have been invalidated before, by the peer or
+    /// by [`invalidation`](Self::invalidation).
     pub fn register(&self) -> RegisterForRemoteAccess<'_> {
         self.opened(None)
     }
 
-    /// The same for the first `length` bytes; all of it where only a plain region was to be had.
+    /// Returns an operation like [`register`](Self::register) for the first `length` bytes only. For a plain region the
+    /// length has no effect.
     pub fn register_first(&self, length: u32) -> RegisterForRemoteAccess<'_> {
         self.opened(Some(length))
     }
@@ -687,19 +692,20 @@ impl RemoteAccess {
         RegisterForRemoteAccess { form, wr_id: 0 }
     }
 
-    /// What the peer is told: valid from the completion on, or for what is posted after the operation.
+    /// Returns the address and key to send to the peer. They are valid once the operation of [`register`](Self::register)
+    /// has completed, and for requests that are posted after it to the same queue pair.
     pub fn remote(&self) -> RemoteAddress {
         RemoteAddress::new(self.address, self.rkey())
     }
 
-    /// The request that takes the access back; `None` for a plain region, which only
-    /// [`revoke`](Self::revoke) closes.
+    /// Returns the request that ends the access; `None` for a plain region, whose access only [`revoke`](Self::revoke)
+    /// ends.
     pub fn invalidation(&self) -> Option<LocalInvalidate<'static>> {
         let posted = !matches!(self.means, Means::Region(_));
         posted.then(|| LocalInvalidate::new(self.rkey()))
     }
 
-    /// Takes the access back for good, whatever its form: the keys are dead when this has ended.
+    /// Ends the access for good and destroys the keys: when the returned verb has ended, peers have no access.
     pub fn revoke(self) -> Started<()> {
         match self.means {
             Means::FastRegister { key, .. } => plain(key.deregister()),
@@ -730,8 +736,9 @@ impl RemoteAccess {
     }
 }
 
-/// Memory that reads fill. Where the device has keys that live for one use, it is registered afresh for each read; else it is a
-/// region, which peers can reach only where the transport wants that of the sink of a read.
+/// Memory that RDMA reads fill. If the device has keys that can be invalidated after one use, the memory is registered anew
+/// for each read. Otherwise it is a region, which peers can access only if the transport requires that of the local memory
+/// of a read.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, memory: &verbs_api::Memory, remote: verbs_api::RemoteAddress)
@@ -764,7 +771,7 @@ fn has_keys_for_one_read(features: Features) -> bool {
 }
 
 impl ReadSink {
-    /// A sink without memory as it is on this device, for a [`Plan`].
+    /// Returns a sink without memory, as it would be on this device, to make a [`Plan`].
     pub fn outline(context: &Context) -> Sink {
         match has_keys_for_one_read(context.features()) {
             true => Sink::default(),
@@ -774,11 +781,11 @@ impl ReadSink {
 
     /// Prepares `memory` to be filled by reads.
     ///
-    /// `allow_plain_region` allows, where nothing better exists and the transport wants it, a region that peers who know its
-    /// key may write from now on.
+    /// `allow_plain_region` permits a region that peers who know its key may write from then on, on a device that needs
+    /// this for reads and has no keys that can be invalidated after one use.
     ///
     /// # Errors
-    /// There is no form of it with the features granted, or the memory is too large for one key.
+    /// The features granted do not suffice, or the memory is too large for one key.
     pub fn prepare(
         pd: &Pd,
         memory: impl Into<MemoryRange>,
@@ -809,7 +816,8 @@ impl ReadSink {
         })
     }
 
-    /// What is posted before each read of at most `length` bytes: the registration under a fresh key. `None` for a region.
+    /// Returns the request to post before each read of at most `length` bytes: the registration under a fresh key. `None`
+    /// if the memory is a region that stays registered.
     pub fn register(&self, length: u32) -> Option<FastRegister<'_>> {
         match &self.means {
             SinkMeans::FastRegister { key, pages } => Some(
@@ -821,7 +829,7 @@ impl ReadSink {
         }
     }
 
-    /// The first `length` bytes, for a [`ReadAndInvalidate`].
+    /// Returns the first `length` bytes as the sink of a [`ReadAndInvalidate`].
     pub fn sink(&self, length: u32) -> Sink {
         match &self.means {
             SinkMeans::FastRegister { key, .. } => key.sink(self.address, length),
@@ -829,7 +837,7 @@ impl ReadSink {
         }
     }
 
-    /// Gives it up: no read fills the memory when this has ended.
+    /// Deregisters the memory: when the returned verb has ended, no read can fill it.
     pub fn revoke(self) -> Started<()> {
         match self.means {
             SinkMeans::FastRegister { key, .. } => plain(key.deregister()),
@@ -879,12 +887,12 @@ fn page_list(memory: &MemoryRange, limits: &Limits) -> Result<PageList, VerbErro
     Ok(mapped.list)
 }
 
-/// The rights that memory needs to be the sink of reads, and what they expose.
+/// The access rights that the local memory of RDMA reads needs, and what they permit a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadSinkAccess {
-    /// The rights.
+    /// The access rights that the memory needs.
     pub access: Access,
-    /// What they expose beyond the read itself, if anything.
+    /// What the rights permit a peer beyond answering the read; `None` if nothing.
     pub exposes: Option<&'static str>,
 }
 
@@ -895,7 +903,7 @@ impl fmt::Display for ReadSinkAccess {
     }
 }
 
-/// The rights that memory needs on this device to be the sink of reads.
+/// Returns the access rights that the local memory of RDMA reads needs on this device.
 ///
 /// InfiniBand needs local write. iWARP needs remote write as well, because the sink's key travels
 /// with the request: while it is registered, the peer may write the sink whenever it likes.

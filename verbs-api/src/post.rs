@@ -1,4 +1,4 @@
-//! What posting checks before a provider sees a request, and how it refuses.
+//! The checks of a request before a provider gets it, and the reasons for a refusal.
 
 use std::{fmt, io};
 
@@ -11,40 +11,41 @@ use crate::object_id::{ObjectId, ObjectKind};
 use crate::qp_attributes::{QpState, QpVariant};
 use crate::service::{Operations, QpType};
 
-/// What a queue pair allows: fixed when it was created.
+/// The rules that posting to a queue pair checks. They are fixed when it is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpRules {
-    /// Service.
+    /// The service type of the queue pair.
     pub qp_type: QpType,
-    /// The variant of the service that an extension made of it.
+    /// The variant of the service that an extension made of the queue pair; `None` for an ordinary one.
     pub variant: Option<&'static QpVariant>,
-    /// Operations of a variant, whose requests take a closer look; `operations` is empty then.
+    /// The permitted operations of a queue pair that is a variant; empty otherwise. `operations` is empty for a variant, so
+    /// that its requests take the slow path, which has further checks.
     pub special_operations: Operations,
-    /// Its protection domain.
+    /// The protection domain of the queue pair.
     pub pd: ObjectId,
-    /// Operations that it was created for.
+    /// The operations that the queue pair was created for.
     pub operations: Operations,
-    /// Features granted to the program.
+    /// The features granted to the program.
     pub features: Features,
-    /// What the device lacks of the baseline and the program was not granted.
+    /// The baseline abilities that the device lacks, without those that the program was granted nevertheless.
     pub gaps: BaselineGaps,
-    /// Entries of a request other than a read.
+    /// Most scatter/gather entries of a send-queue request other than a read.
     pub max_send_sge: u32,
-    /// Entries of a read.
+    /// Most scatter/gather entries of an RDMA read.
     pub max_sge_rd: u32,
-    /// Entries of a receive.
+    /// Most scatter/gather entries of a receive.
     pub max_recv_sge: u32,
-    /// Whether receives come from a shared queue.
+    /// Whether the queue pair takes its receives from a shared receive queue.
     pub has_srq: bool,
-    /// Inline bytes.
+    /// Most bytes of inline data.
     pub max_inline_data: u32,
-    /// Whether a read may fill private buffers: what grants peers nothing.
+    /// Whether an RDMA read may fill private buffers, which grant peers no rights.
     pub reads_into_buffers: bool,
-    /// Bytes of a message; the path MTU for datagrams is checked by the provider.
+    /// Most bytes of one message. The provider checks that a datagram fits the path MTU.
     pub max_msg_sz: u64,
-    /// Pages, blocks or elements of a fast-register.
+    /// Most pages, blocks or elements of one fast-register.
     pub max_fast_reg_page_list_len: u32,
-    /// Page sizes of a fast-register: bit n stands for 2^n bytes.
+    /// The page sizes that a fast-register may have: bit n stands for 2^n bytes.
     pub page_size_cap: u64,
 }
 
@@ -60,7 +61,7 @@ impl QpRules {
     }
 }
 
-/// Why a request was refused. Nothing of it was posted, and the queue pair is as it was.
+/// Why a request was refused. No part of it was posted, and the queue pair is unchanged.
 ///
 /// ```
 /// use verbs_api::{ErrorKind, wr::PostReason};
@@ -74,78 +75,78 @@ pub enum PostReason {
     /// A window or region that was made from another open device.
     #[error("the {0} belongs to another open device")]
     AnotherDevice(ObjectKind),
-    /// The result or source of an atomic operation has eight bytes.
+    /// The result or source of an atomic operation does not have eight bytes.
     #[error("an atomic operation needs 8 bytes, the data has {given}")]
     AtomicLength {
-        /// Bytes given.
+        /// How many bytes the scatter/gather list has.
         given: u64,
     },
-    /// The device lacks the operation: its gaps say so.
+    /// The device lacks a baseline operation.
     #[error("{}: this device has the gap {}", operation.names().join(", "), GapNames(*gaps))]
     BaselineGap {
-        /// The operation.
+        /// The operation that the device lacks.
         operation: Operations,
-        /// The gaps that close it.
+        /// The gaps in the device's attributes that say so.
         gaps: BaselineGaps,
     },
-    /// A datagram destination on a connected queue pair.
+    /// The request has a datagram destination, but the queue pair is connected.
     #[error("a destination is for datagrams; this queue pair is connected")]
     DestinationOnConnected,
     /// The device was removed.
     #[error("the device was removed")]
     DeviceRemoved,
-    /// A rule of the extension that the request belongs to.
+    /// The request breaks a rule of the extension that it belongs to.
     #[error("{extension}: {reason}")]
     Extension {
-        /// The extension.
+        /// Name of the extension.
         extension: &'static str,
-        /// The rule.
+        /// The rule of the extension that was broken.
         reason: &'static str,
     },
-    /// The address handle belongs to another protection domain.
+    /// The address handle belongs to another protection domain than the queue pair.
     #[error("the address handle belongs to another protection domain")]
     ForeignAh,
-    /// The queue pair has a shared receive queue.
+    /// The queue pair takes its receives from a shared receive queue, so none can be posted to it.
     #[error("this queue pair takes its receives from a shared receive queue: post there")]
     HasSrq,
-    /// Rights that cannot be granted together.
+    /// The request's access rights cannot be granted together.
     #[error("illegal rights: {0}")]
     IllegalAccess(&'static str),
-    /// Inline bytes are for sends and writes.
+    /// The request has inline data, but is neither a send nor a write.
     #[error("inline bytes are for sends and writes")]
     InlineNotAllowed,
-    /// More inline bytes than the queue pair was created for.
+    /// The request has more bytes of inline data than the queue pair was created for.
     #[error("{given} inline bytes, at most {max} (max_inline_data)")]
     InlineTooLong {
-        /// Most allowed.
+        /// The largest number of inline bytes allowed.
         max: u32,
-        /// Bytes given.
+        /// The number of inline bytes given.
         given: usize,
     },
-    /// The handle was destroyed.
+    /// The queue pair, or an object that the request names, was destroyed.
     #[error("the handle was destroyed")]
     InvalidHandle,
-    /// Not in this state.
+    /// The queue pair is in a state in which it does not accept the request.
     #[error("not allowed in state {0}")]
     InvalidState(QpState),
-    /// The message is longer than the device or, for datagrams, the path carries.
+    /// The message is longer than the device, or for a datagram the path MTU, allows.
     #[error("a message of {given} bytes, at most {max}")]
     MessageTooLong {
-        /// Most allowed.
+        /// The largest number of bytes that a message may have.
         max: u64,
-        /// Bytes given.
+        /// The number of bytes of the message.
         given: u64,
     },
-    /// A datagram without destination.
+    /// A datagram has no destination.
     #[error("a datagram needs a destination")]
     NoDestination,
     /// The queue pair has no receive queue.
     #[error("this queue pair has no receive queue")]
     NoReceives,
-    /// A fast-register without pages.
+    /// A fast-register has no page list.
     #[error("a fast-register needs a page list")]
     NoPages,
-    /// A bind without a window.
+    /// A bind has no window.
     #[error("a bind needs a window")]
     NoWindow,
     /// The operation needs features that the program was not granted.
@@ -155,9 +156,9 @@ pub enum PostReason {
         feature_names(*missing).join(", ")
     )]
     OperationNeeds {
-        /// The operation.
+        /// The operation that was posted.
         operation: Operations,
-        /// The features.
+        /// The features that the operation needs and the program lacks.
         missing: Features,
     },
     /// The queue pair was not created for this operation.
@@ -166,13 +167,13 @@ pub enum PostReason {
         missing.names().join(", ")
     )]
     OperationNotEnabled {
-        /// The operation.
+        /// The operation that the queue pair was not created for.
         missing: Operations,
     },
-    /// The operating system, or the driver of the device, refused, and gave this error number.
+    /// The operating system, or the driver of the device, refused the request with an error number.
     #[error("the device refused it: {}", io::Error::from_raw_os_error(*errno))]
     Os {
-        /// The error number.
+        /// The error number (`errno`) of the refusal.
         errno: i32,
     },
     /// A read into a buffer of a [`BufferPool`](crate::BufferPool), where the device has
@@ -181,64 +182,64 @@ pub enum PostReason {
         "this device reads only into memory that grants REMOTE_WRITE, and a private buffer grants peers nothing"
     )]
     PrivateReadSink,
-    /// A page list of pages that the device does not have.
+    /// The page size of a page list is not one that the device supports.
     #[error(
         "pages of {given} bytes; the device has those of the bits {supported:#x} (page_size_cap)"
     )]
     PageSize {
-        /// Bytes of a page.
+        /// The page size of the list in bytes.
         given: u64,
-        /// Sizes that the device has: bit n stands for 2^n bytes.
+        /// The page sizes that the device supports: bit n stands for 2^n bytes.
         supported: u64,
     },
-    /// The queue holds as many requests as it was created for.
+    /// The queue contains as many outstanding requests as it was created for.
     #[error("the queue is full ({max} requests)")]
     QueueFull {
-        /// Requests it holds.
+        /// The largest number of outstanding requests.
         max: u32,
     },
-    /// A fast-register of no bytes or of more than the list maps.
+    /// A fast-register has no bytes, or more than its page list maps.
     #[error("{given} bytes are to be registered, the list maps {mapped}")]
     RegionLength {
-        /// Bytes mapped.
+        /// How many bytes the page list maps.
         mapped: u64,
-        /// Bytes given.
+        /// How many bytes the fast-register has.
         given: u32,
     },
     /// The page list is longer than the device or the key allows.
     #[error("a page list of {given} entries, at most {max} (max_fast_reg_page_list_len)")]
     TooManyPages {
-        /// Most allowed.
+        /// The largest number of page list entries allowed.
         max: u32,
-        /// Entries given.
+        /// The number of entries of the page list.
         given: u32,
     },
-    /// More scatter/gather entries than the queue was created for.
+    /// The request has more scatter/gather entries than the queue was created for.
     #[error("{given} scatter/gather entries, at most {max}")]
     TooManySges {
-        /// Most allowed.
+        /// The largest number of scatter/gather entries allowed.
         max: u32,
-        /// Entries given.
+        /// The number of scatter/gather entries given.
         given: usize,
     },
-    /// The program was not granted a feature that the request uses.
+    /// The request uses a feature that the program was not granted.
     #[error("needs {}, which the device lacks or the program did not ask for (Requirements::needs)", feature_names(*missing).join(", "))]
     Unsupported {
-        /// The features.
+        /// The features that the program was not granted.
         missing: Features,
     },
-    /// A window of type 2 where one of type 1 is bound.
+    /// The window is of type 2, but [`Qp::bind_mw`](crate::Qp::bind_mw) binds only those of type 1.
     #[error("a window of type 2 is bound by a posted request, bind_mw is for those of type 1")]
     WindowType,
 }
 
 impl PostReason {
-    /// The operating system has no memory for it.
+    /// The operating system has not enough memory to post the request.
     pub const NO_MEMORY: Self = Self::Os {
         errno: Errno::NOMEM.raw_os_error(),
     };
 
-    /// The kind of the refusal.
+    /// Returns the kind of the refusal.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::DeviceRemoved => ErrorKind::DeviceRemoved,
@@ -255,9 +256,10 @@ impl PostReason {
     }
 }
 
-/// A request was not posted. Of a batch, those before it were, and it is now the first of what remains.
+/// A request was not posted. If it was part of a batch, the requests before it were posted, and it is the first of those
+/// that remain in the batch.
 ///
-/// As text it counts from one: the entry at index 2 is "request 3 of the batch".
+/// The displayed text counts from one: the request at index 2 is "request 3 of the batch".
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, batch: &mut verbs_api::Batch<'_>)
@@ -276,14 +278,14 @@ impl PostReason {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
-    /// Requests posted before it; 0 for one that was posted by itself.
+    /// How many requests of the batch were posted before it; 0 for a request that was posted by itself.
     pub index: usize,
-    /// Why it was refused.
+    /// Why the request was refused.
     pub reason: PostReason,
 }
 
 impl PostError {
-    /// The kind of the refusal.
+    /// Returns the kind of the refusal.
     pub const fn kind(&self) -> ErrorKind {
         self.reason.kind()
     }

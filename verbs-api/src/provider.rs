@@ -5,12 +5,12 @@
 //!
 //! Rules that every method obeys:
 //!
-//! * A control verb takes a [`Reply`] and answers it exactly once, from any thread, with no lock held. It never blocks
-//!   its caller: what takes time is answered later.
-//! * A verb that a provider does not implement answers [`VerbError::UnsupportedVerb`]: that is what the defaults do.
+//! * A control verb takes a [`Reply`] and answers it exactly once, from any thread, with no lock held. It never blocks its
+//!   caller: a verb that takes time is answered later.
+//! * A verb that a provider does not implement answers [`VerbError::UnsupportedVerb`], as the default methods do.
 //! * Posting, polling and arming are direct calls that allocate nothing.
 //! * Posts, polls, arms and queries may be under way on other threads while an object is destroyed: the safe objects do not
-//!   wait for them. A provider keeps what they use until they have returned.
+//!   wait for them. A provider keeps the state that they use until they have returned.
 //! * After a destroy has been answered with success, neither a new completion nor an event comes from that object. Completions
 //!   from before may or may not still be polled.
 //!
@@ -55,7 +55,7 @@ pub use crate::version::CONTRACT_VERSION;
 pub use crate::wr::data::{Lent, Sges};
 pub use crate::wr::requests::{Common, Operation};
 
-/// Registers a `static` provider wherever its crate is linked and named.
+/// Registers a `static` provider in every program that links the provider's crate and names it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __link_provider {

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Random numbers that peers cannot guess.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,10 +6,11 @@ use std::io::Read as _;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// A number of the operating system's generator: peers cannot guess it, and other processes get others, forked ones too.
+/// Returns a number of the operating system's random generator. Peers cannot guess it, and every process gets others,
+/// forked ones too.
 ///
 /// # Panics
-/// The system has no such generator.
+/// The operating system has no random generator.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
     loop {

@@ -29,7 +29,7 @@ fn check(request: &ReceiveRequest<'_>, max_sge: u32) -> Result<(), PostReason> {
     }
 }
 
-/// Posts a request that is dropped afterwards.
+/// Posts a receive and drops the request afterwards.
 #[inline]
 pub(crate) fn post_owned<'a>(
     mut request: ReceiveRequest<'a>,

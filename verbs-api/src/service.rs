@@ -2,22 +2,22 @@
 
 use bitflags::bitflags;
 
-/// The service of a queue pair.
+/// The transport service type of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_qp_type")]
 #[non_exhaustive]
 pub enum QpType {
-    /// Reliable connection.
+    /// Reliable connected (RC).
     #[default]
     Rc,
-    /// Unreliable connection.
+    /// Unreliable connected (UC).
     Uc,
-    /// Unreliable datagram.
+    /// Unreliable datagram (UD).
     Ud,
 }
 
 impl QpType {
-    /// The operations that this service has, whatever the device can do.
+    /// Returns the operations that the service defines, whether or not a device supports them.
     pub const fn operations(self) -> Operations {
         let datagram = Operations::SEND.union(Operations::SEND_WITH_IMM);
         let unreliable = datagram
@@ -34,7 +34,7 @@ impl QpType {
 }
 
 bitflags! {
-    /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
+    /// A set of operations of a send queue. A queue pair is created for such a set, and refuses all other operations.
     ///
     /// ```
     /// use verbs_api::{Features, Operations};
@@ -45,33 +45,33 @@ bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_qp_create_send_ops_flags")]
     pub struct Operations: u64 {
-        /// [`Write`](crate::wr::Write).
+        /// The request [`Write`](crate::wr::Write).
         const WRITE = 1;
-        /// [`WriteWithImmediate`](crate::wr::WriteWithImmediate).
+        /// The request [`WriteWithImmediate`](crate::wr::WriteWithImmediate).
         const WRITE_WITH_IMM = 1 << 1;
-        /// [`Send`](crate::wr::Send).
+        /// The request [`Send`](crate::wr::Send).
         const SEND = 1 << 2;
-        /// [`SendWithImmediate`](crate::wr::SendWithImmediate).
+        /// The request [`SendWithImmediate`](crate::wr::SendWithImmediate).
         const SEND_WITH_IMM = 1 << 3;
-        /// [`Read`](crate::wr::Read).
+        /// The request [`Read`](crate::wr::Read).
         const READ = 1 << 4;
-        /// [`CompareSwap`](crate::wr::CompareSwap).
+        /// The request [`CompareSwap`](crate::wr::CompareSwap).
         const ATOMIC_CMP_AND_SWP = 1 << 5;
-        /// [`FetchAdd`](crate::wr::FetchAdd).
+        /// The request [`FetchAdd`](crate::wr::FetchAdd).
         const ATOMIC_FETCH_AND_ADD = 1 << 6;
-        /// [`LocalInvalidate`](crate::wr::LocalInvalidate).
+        /// The request [`LocalInvalidate`](crate::wr::LocalInvalidate).
         const LOCAL_INV = 1 << 7;
-        /// [`BindWindow`](crate::wr::BindWindow).
+        /// The request [`BindWindow`](crate::wr::BindWindow).
         const BIND_MW = 1 << 8;
-        /// [`SendWithInvalidate`](crate::wr::SendWithInvalidate).
+        /// The request [`SendWithInvalidate`](crate::wr::SendWithInvalidate).
         const SEND_WITH_INV = 1 << 9;
-        /// [`ReadWithInvalidate`](crate::wr::ReadWithInvalidate).
+        /// The request [`ReadWithInvalidate`](crate::wr::ReadWithInvalidate).
         const READ_WITH_INV = 1 << 10;
-        /// [`FastRegister`](crate::wr::FastRegister).
+        /// The request [`FastRegister`](crate::wr::FastRegister).
         const FAST_REGISTER = 1 << 11;
-        /// [`Flush`](crate::wr::Flush).
+        /// The request [`Flush`](crate::wr::Flush).
         const FLUSH = 1 << 12;
-        /// [`AtomicWrite`](crate::wr::AtomicWrite).
+        /// The request [`AtomicWrite`](crate::wr::AtomicWrite).
         const ATOMIC_WRITE = 1 << 13;
     }
 }

@@ -16,7 +16,7 @@ use crate::post::{PostError, PostReason};
 use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::ReceiveRequest;
 
-/// What a shared receive queue is made of.
+/// The options with which a shared receive queue is made.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd) -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,7 @@ pub struct SrqOptions {
 }
 
 impl SrqOptions {
-    /// A queue of `max_wr` requests at least, of one entry each.
+    /// Options for a queue of at least `max_wr` receives, of one scatter/gather entry each.
     pub const fn new(max_wr: u32) -> Self {
         Self {
             max_wr,
@@ -45,14 +45,14 @@ impl SrqOptions {
         }
     }
 
-    /// Entries of a request.
+    /// Sets the least number of scatter/gather entries that a receive can have.
     #[must_use]
     pub const fn max_sge(mut self, max_sge: u32) -> Self {
         self.max_sge = max_sge;
         self
     }
 
-    /// One event when fewer than `srq_limit` requests are left.
+    /// Raises one event when fewer than `srq_limit` receives are left; 0, the default, raises none.
     #[must_use]
     pub const fn srq_limit(mut self, srq_limit: u32) -> Self {
         self.srq_limit = srq_limit;
@@ -82,17 +82,17 @@ fn check_limit(srq_limit: u32, max_wr: u32) -> Result<(), VerbError> {
     Ok(())
 }
 
-/// What [`Srq::query`] tells.
+/// The result of [`Srq::query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_srq_attr")]
 pub struct SrqStatus {
-    /// Requests that it holds.
+    /// Most receives that the queue can hold.
     pub max_wr: u32,
-    /// Entries of a request.
+    /// Most scatter/gather entries of a receive.
     pub max_sge: u32,
-    /// The armed limit, 0 for none.
+    /// The armed limit of the limit event, 0 for none.
     pub srq_limit: u32,
-    /// Receives that are posted and not taken; `None` where the device does not count them.
+    /// How many receives are posted and not taken by a message; `None` where the device does not count them.
     pub posted: Option<u32>,
 }
 
@@ -104,7 +104,7 @@ impl Ops for dyn SrqOps {
 
 pub(crate) type SrqObject = Object<dyn SrqOps>;
 
-/// A shared receive queue: several queue pairs take their receives from it. Cloning shares it.
+/// A shared receive queue, from which several queue pairs take their receives. A clone is another handle of the same queue.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq, pool: &verbs_api::BufferPool)
@@ -129,7 +129,7 @@ pub struct Srq {
 }
 
 impl Context {
-    /// The shared receive queue of this identity, or `None` once it was destroyed.
+    /// Returns the shared receive queue with this identity; `None` if it was destroyed.
     #[doc(hidden)] // Tests look up by it whether a destroyed object is gone.
     pub fn find_srq(&self, id: ObjectId) -> Option<Srq> {
         Some(Srq::of(self.find(id)?))
@@ -146,8 +146,8 @@ impl Pd {
         self.make_srq(options, None)
     }
 
-    /// The same for an extension whose shared receive queues have a completion queue of their own, which is busy as long
-    /// as this lives. What completes there is the extension's to say.
+    /// Makes a shared receive queue with a mode of an extension. Such a queue has a completion queue of its own, `cq`,
+    /// which is busy as long as this queue lives; the extension defines what completes there.
     ///
     /// # Errors
     /// As [`create_srq`](Self::create_srq); the extension's feature was not granted.
@@ -219,22 +219,22 @@ impl Srq {
         &self.object
     }
 
-    /// The provider's part, for extensions.
+    /// Returns the provider's implementation of the queue, for extensions.
     pub fn ops(&self) -> &Arc<dyn SrqOps> {
         &self.ops
     }
 
-    /// Most scatter/gather entries of a receive: the number asked for, or more.
+    /// Returns how many scatter/gather entries a receive can have: at least as many as were asked for.
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// Its identity.
+    /// Returns the identity of the queue.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// What the requests of peers name it by, where an extension has them do so.
+    /// Returns the number by which requests of peers name the queue (XRC); `None` for an ordinary one.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn srq_num(&self) -> Option<u32> {
         self.ops.srq_num()
@@ -243,7 +243,7 @@ impl Srq {
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
     /// # Errors
-    /// Why it was not posted. The request is dropped and its buffers go back to their pools.
+    /// Why the receive was refused. It is dropped, and its buffers return to their pools.
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_receive<'a>(
@@ -255,10 +255,10 @@ impl Srq {
         })
     }
 
-    /// Posts one receive where it lies. Afterwards its buffers are with the queue, and its data is empty.
+    /// Posts the receive that `request` refers to. Afterwards its buffers belong to the queue, and its data is empty.
     ///
     /// # Errors
-    /// Why it was not posted; it is as it was, with its buffers.
+    /// Why the receive was refused; it is unchanged and still has its buffers.
     #[doc(hidden)] // For the C library, whose caller owns the request.
     #[inline]
     pub fn post_receive_in_place(&self, request: &mut ReceiveRequest<'_>) -> Result<(), PostError> {
@@ -268,10 +268,10 @@ impl Srq {
         })
     }
 
-    /// Posts receives in order and takes those that were posted out of the list.
+    /// Posts receives in order, and removes those that were posted from the list.
     ///
     /// # Errors
-    /// How many were posted and why the next was not: it is the first of what remains.
+    /// How many receives were posted, and why the next was refused: it is the first of those that remain in the list.
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
@@ -281,7 +281,7 @@ impl Srq {
         })
     }
 
-    /// Asks for one event when fewer than `srq_limit` requests are left; 0 takes it back.
+    /// Arms the limit event: one event is raised when fewer than `srq_limit` receives are left; 0 disarms it.
     ///
     /// ```no_run
     /// # fn example(device: &verbs_api::Context, srq: &verbs_api::Srq, pool: &verbs_api::BufferPool)
@@ -298,7 +298,7 @@ impl Srq {
     /// ```
     ///
     /// # Errors
-    /// More than the queue holds.
+    /// The limit exceeds what the queue can hold.
     #[doc(alias = "ibv_modify_srq")]
     pub fn arm_limit(&self, srq_limit: u32) -> Started<()> {
         let size = self.ops.query();
@@ -306,10 +306,10 @@ impl Srq {
         self.modify(check, Some(srq_limit), None)
     }
 
-    /// Changes the number of requests that the queue holds.
+    /// Changes the number of receives that the queue can hold.
     ///
     /// # Errors
-    /// Fewer than are posted, or beyond `max_srq_wr`: the queue is as it was.
+    /// More receives than `max_wr` are posted, or it exceeds `max_srq_wr`: the queue is unchanged.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Started<()> {
         let limits = &self.object.context.attributes().limits;
@@ -338,7 +338,7 @@ impl Srq {
         started
     }
 
-    /// Sizes, the armed limit, and how many receives are posted.
+    /// Queries the sizes, the armed limit, and how many receives are posted.
     ///
     /// # Errors
     /// The queue was destroyed, or its device removed.
@@ -354,7 +354,7 @@ impl Srq {
         })
     }
 
-    /// Destroys the queue: Busy while queue pairs use it.
+    /// Destroys the queue. Fails with Busy while queue pairs use it.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)

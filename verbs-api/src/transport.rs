@@ -12,14 +12,14 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// InfiniBand's transport: InfiniBand and RoCE.
+    /// The InfiniBand transport, which InfiniBand and RoCE devices speak.
     InfiniBand,
     /// RDMA over TCP: RFC 5040 to 5044.
     Iwarp,
 }
 
 impl Transport {
-    /// `"infiniband"` or `"iwarp"`.
+    /// Returns the name in lower case: `"infiniband"` or `"iwarp"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "infiniband",

@@ -1,4 +1,5 @@
 //! The version of the contract with providers and extensions.
 
-/// Version of the contract. A provider or an extension states the one it was built for.
+/// The version of the contract between this crate and providers and extensions. Each of those states the version that it
+/// was built for.
 pub const CONTRACT_VERSION: u32 = 2;

@@ -9,9 +9,9 @@ use crate::ids::{Qpn, RKey};
 use crate::mem::{Buffer, Buffers, Loan};
 use crate::operation::WcOpcode;
 
-/// How a request ended.
+/// The status with which a request completed.
 ///
-/// A request of a reliable connection that fails leaves the queue pair in the error state; what was posted behind it is
+/// If a request of a reliable connection fails, the queue pair moves to ERR, and requests that were posted after it are
 /// flushed.
 ///
 /// ```
@@ -25,21 +25,21 @@ use crate::operation::WcOpcode;
 #[doc(alias = "ibv_wc_status")]
 #[repr(u8)]
 pub enum WcStatus {
-    /// The request was carried out. [`Send`](crate::wr::Send) and [`Write`](crate::wr::Write) say
-    /// what that means for the peer.
+    /// The request was executed. [`Send`](crate::wr::Send) and [`Write`](crate::wr::Write) explain what that means for the
+    /// peer.
     #[doc(alias = "IBV_WC_SUCCESS")]
     #[default]
     Success = 0,
-    /// A receive: the message was longer than the entries posted for it; on InfiniBand its sender sees
-    /// [`RemInvReqErr`](Self::RemInvReqErr). A send: it is longer than the port or the path MTU of a datagram allows.
-    /// Post longer receives, or send less at once.
+    /// A receive: the message was longer than the posted buffers; on InfiniBand its sender sees
+    /// [`RemInvReqErr`](Self::RemInvReqErr). A send: it is longer than the port or the path MTU of a datagram allows. Post
+    /// longer receives, or send less at once.
     #[doc(alias = "IBV_WC_LOC_LEN_ERR")]
     LocLenErr = 1,
-    /// The queue pair could not carry out the request itself: a fast-register or a local invalidate that its key does
-    /// not allow, or an operation that the device does not understand. Check the state of the key.
+    /// The queue pair could not execute the request: a fast-register or a local invalidate that the state of its key does
+    /// not allow, or an operation that the device does not support.
     #[doc(alias = "IBV_WC_LOC_QP_OP_ERR")]
     LocQpOpErr = 2,
-    /// Reliable datagrams only, which no device here has: the end-to-end context could not carry out the request.
+    /// Only for reliable datagrams, which no device here supports: the end-to-end context could not execute the request.
     #[doc(alias = "IBV_WC_LOC_EEC_OP_ERR")]
     LocEecOpErr = 3,
     /// A scatter/gather entry of the request, sent or received, is refused: an unknown or invalidated `lkey`, another
@@ -47,10 +47,9 @@ pub enum WcStatus {
     /// [`Access::LOCAL_WRITE`](crate::Access::LOCAL_WRITE). Over iWARP the sink of a read needs remote write as well.
     #[doc(alias = "IBV_WC_LOC_PROT_ERR")]
     LocProtErr = 4,
-    /// The queue pair was in, or went into, the error state before the request was done: it may or may not have been
-    /// carried out. The first completion with another status tells the cause; without one look at the asynchronous
-    /// events. Over iWARP this is all that becomes of requests behind a lost connection, or behind a write that the
-    /// peer refused.
+    /// The queue pair was in ERR, or moved to it, before the request was finished, which may or may not have been executed.
+    /// The first completion with another status has the cause; if there is none, see the asynchronous events. On iWARP,
+    /// requests after a lost connection, or after a write that the peer refused, complete only with this status.
     #[doc(alias = "IBV_WC_WR_FLUSH_ERR")]
     WrFlushErr = 5,
     /// A window could not be bound: the region lacks [`Access::MW_BIND`](crate::Access::MW_BIND), or local write for a
@@ -58,60 +57,62 @@ pub enum WcStatus {
     /// 2 is bound already.
     #[doc(alias = "IBV_WC_MW_BIND_ERR")]
     MwBindErr = 6,
-    /// The peer answered what was not asked: an opcode or a placement that fits no request. A fault of the peer's
-    /// device or of the network.
+    /// The peer's response fits no outstanding request: its opcode or placement is wrong. A fault of the peer's device or
+    /// of the network.
     #[doc(alias = "IBV_WC_BAD_RESP_ERR")]
     BadRespErr = 7,
-    /// A receive: the peer's write with immediate data met a protection error in the memory of this side.
+    /// A receive: the peer's write with immediate data violated the protection of this side's memory.
     #[doc(alias = "IBV_WC_LOC_ACCESS_ERR")]
     LocAccessErr = 8,
-    /// A requester: the peer takes no such request. Its queue pair does not permit the operation, an atomic is not
-    /// aligned, more reads are outstanding than it granted, or (InfiniBand only) a message is longer than its receive.
-    /// Over iWARP only reads and atomics end so. A receive: the message was no valid one, or asked to invalidate a key
-    /// that may not be.
+    /// A send-queue request that the peer refused as invalid: its queue pair does not permit the operation, an atomic is
+    /// not aligned, more reads are outstanding than it executes at one time, or (InfiniBand only) a message is longer than
+    /// its receive. On iWARP only reads and atomics complete with it. A receive: the message was invalid, or asked to
+    /// invalidate a key that must not be.
     #[doc(alias = "IBV_WC_REM_INV_REQ_ERR")]
     RemInvReqErr = 9,
-    /// A requester: the peer's key does not give the right, is of another protection domain or invalid, or the bytes
-    /// lie outside of it. Compare address, length and `rkey` with what the peer advertised. On InfiniBand this is told
-    /// of writes, reads and atomics; over iWARP of reads and atomics only, for a write has completed by then.
+    /// A send-queue request whose access the peer refused: the peer's key lacks the right, is of another protection domain
+    /// or invalid, or the bytes are not all in its region. Compare address, length and `rkey` with those that the peer
+    /// advertised. On InfiniBand it is reported for writes, reads and atomics; on iWARP only for reads and atomics, because
+    /// a write has completed before.
     #[doc(alias = "IBV_WC_REM_ACCESS_ERR")]
     RemAccessErr = 10,
-    /// A requester: the peer could not carry out a valid request for a reason of its own, such as a receive whose
-    /// memory is refused; it sees [`LocProtErr`](Self::LocProtErr) there. Over iWARP only reads and atomics end so.
+    /// A send-queue request that the peer could not execute although it is valid, for example because the memory of a
+    /// receive is refused, which the peer sees as [`LocProtErr`](Self::LocProtErr). On iWARP only reads and atomics
+    /// complete with it.
     #[doc(alias = "IBV_WC_REM_OP_ERR")]
     RemOpErr = 11,
-    /// InfiniBand only: the peer has not acknowledged in time after `retry_cnt` retries. It is gone, unreachable, not
-    /// ready to receive, of another number than was connected, or too slow for `timeout`. TCP retransmits for iWARP,
-    /// where a lost connection flushes instead.
+    /// InfiniBand only: the peer did not acknowledge in time, also not after `retry_cnt` retries. It is gone, unreachable,
+    /// not in RTR, has another queue pair number than was connected to, or is too slow for `timeout`. On iWARP TCP
+    /// retransmits, and a lost connection flushes requests instead.
     #[doc(alias = "IBV_WC_RETRY_EXC_ERR")]
     RetryExcErr = 12,
-    /// InfiniBand only: the peer had no receive posted after `rnr_retry` retries. Post receives ahead, or set
-    /// `rnr_retry` to 7, which waits without end. Over iWARP a message without a receive ends the connection.
+    /// InfiniBand only: the peer had no receive posted, also not after `rnr_retry` retries. Post receives in advance, or
+    /// set `rnr_retry` to 7, which retries without end. On iWARP a message without a receive ends the connection.
     #[doc(alias = "IBV_WC_RNR_RETRY_EXC_ERR")]
     RnrRetryExcErr = 13,
-    /// Reliable datagrams only: queue pair and end-to-end context are of different domains.
+    /// Only for reliable datagrams: queue pair and end-to-end context are of different domains.
     #[doc(alias = "IBV_WC_LOC_RDD_VIOL_ERR")]
     LocRddViolErr = 14,
-    /// Reliable datagrams only: the peer refused the request for its domain or its Q_Key.
+    /// Only for reliable datagrams: the peer refused the request for its domain or its Q_Key.
     #[doc(alias = "IBV_WC_REM_INV_RD_REQ_ERR")]
     RemInvRdReqErr = 15,
-    /// The peer aborted the operation.
+    /// The peer aborted the operation (remote abort).
     #[doc(alias = "IBV_WC_REM_ABORT_ERR")]
     RemAbortErr = 16,
-    /// Reliable datagrams only: the end-to-end context is unknown.
+    /// Only for reliable datagrams: the end-to-end context is unknown.
     #[doc(alias = "IBV_WC_INV_EECN_ERR")]
     InvEecnErr = 17,
-    /// Reliable datagrams only: the end-to-end context is in a state that does not allow the request.
+    /// Only for reliable datagrams: the end-to-end context is in a state that does not allow the request.
     #[doc(alias = "IBV_WC_INV_EEC_STATE_ERR")]
     InvEecStateErr = 18,
-    /// The device has failed: nothing more can be done with it.
+    /// The device has failed and cannot be used further.
     #[doc(alias = "IBV_WC_FATAL_ERR")]
     FatalErr = 19,
-    /// A management datagram was not answered in time; no queue pair of a program sees it.
+    /// A management datagram was not answered in time. It does not occur on queue pairs of programs.
     #[doc(alias = "IBV_WC_RESP_TIMEOUT_ERR")]
     RespTimeoutErr = 20,
-    /// None of the others, or a code that is not known: `vendor_err` may tell more. Over iWARP a read whose sink could
-    /// not be invalidated ends so.
+    /// Another error, or an unknown code: `vendor_err` may identify it. On iWARP a read completes with it whose sink could
+    /// not be invalidated.
     #[doc(alias = "IBV_WC_GENERAL_ERR")]
     GeneralErr = 21,
 }
@@ -143,7 +144,7 @@ impl WcStatus {
         (Self::GeneralErr, "general error"),
     ];
 
-    /// The status of this code; an unknown code is a general error, never a success.
+    /// Returns the status with this code of verbs; an unknown code is a general error, never a success.
     pub const fn from_code(code: u8) -> Self {
         if (code as usize) < Self::ALL.len() {
             Self::ALL[code as usize].0
@@ -159,29 +160,29 @@ impl WcStatus {
 }
 
 impl fmt::Display for WcStatus {
-    /// The name of the status in words: "remote access error".
+    /// Writes the status in words, such as "remote access error".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::ALL[*self as usize].1)
     }
 }
 
 bitflags! {
-    /// Which other fields of a completion say something.
+    /// Which optional fields of a completion are valid.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_wc_flags")]
     pub struct WcFlags: u8 {
-        /// The datagram's first 40 bytes are a routing header.
+        /// The first 40 bytes of a datagram's receive buffer are a routing header (GRH).
         const GRH = 1;
-        /// `imm_data` is set.
+        /// `imm_data` contains immediate data.
         const WITH_IMM = 1 << 1;
-        /// `invalidated_rkey` is set.
+        /// `imm_data` contains the key that the message invalidated.
         const WITH_INV = 1 << 3;
     }
 }
 
-/// What a completion queue hands out.
+/// A completion: the report that a request has ended (`struct ibv_wc`).
 ///
-/// With a status other than success only `wr_id`, `opcode`, `status`, `qp_num`, `vendor_err` and the buffers say something.
+/// If the status is not success, only `wr_id`, `opcode`, `status`, `qp_num`, `vendor_err` and the buffers are valid.
 ///
 /// ```no_run
 /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -197,60 +198,61 @@ bitflags! {
 #[derive(Debug, Default)]
 #[doc(alias = "ibv_wc")]
 pub struct Completion {
-    /// From the request.
+    /// The identifier that the program gave the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// The status with which the request completed.
     pub status: WcStatus,
-    /// What completed.
+    /// The operation that completed.
     pub opcode: WcOpcode,
-    /// Which other fields say something.
+    /// Which optional fields are valid.
     pub wc_flags: WcFlags,
-    /// Bytes received or read; for datagrams the 40 bytes of routing header are counted.
+    /// The number of bytes received or read; for datagrams it includes the 40 bytes of the routing header.
     pub byte_len: u32,
-    /// The queue pair.
+    /// The local queue pair of the request.
     pub qp_num: Qpn,
-    /// The sender's queue pair: of datagrams, and of receives that a connection of an extension's variant brings.
+    /// The sender's queue pair, for datagrams, and for receives that arrived on a variant of an extension, such as XRC.
     pub src_qp: Qpn,
-    /// The device's own code of a failure. Of an emulated device: the system's error number if the system refused to send, or 0.
+    /// The device's own code of a failure. Emulated devices set it to the system's error number if the system refused to
+    /// send, otherwise to 0.
     pub vendor_err: u32,
-    /// The sender's LID, of a datagram on InfiniBand.
+    /// The sender's LID, for a datagram on InfiniBand.
     pub slid: u16,
-    /// The service level that a datagram came with.
+    /// The service level with which a datagram was sent.
     pub sl: u8,
-    /// Low bits of the own LID that a datagram was sent to.
+    /// The low bits of the local LID that a datagram was sent to.
     pub dlid_path_bits: u8,
     /// Index of the partition key of a datagram to queue pair 1.
     pub pkey_index: u16,
-    /// Immediate data, or the invalidated key in network order: see `wc_flags`.
+    /// Immediate data, or the invalidated key in network byte order, as `wc_flags` says.
     pub imm_data: [u8; 4],
     pub(crate) buffers: Buffers,
 }
 
 // A slot of a poll is one cache line.
 const _: () = assert!(size_of::<Completion>() <= 64);
-/// A request completed with another status than success.
+/// The error of a request that completed with another status than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "request {wr_id} ({opcode:?}) of queue pair {qp_num}: {status} (vendor_err {vendor_err:#x})"
 )]
 pub struct CompletionError {
-    /// From the request.
+    /// The identifier that the program gave the request.
     pub wr_id: u64,
-    /// What the request was.
+    /// The operation of the request.
     pub opcode: WcOpcode,
-    /// How it ended.
+    /// The status with which the request completed.
     pub status: WcStatus,
-    /// The queue pair.
+    /// The local queue pair of the request.
     pub qp_num: Qpn,
     /// The device's own code of the failure.
     pub vendor_err: u32,
 }
 
 impl Completion {
-    /// The completion where it is one of a success.
+    /// Returns the completion if its status is success.
     ///
     /// # Errors
-    /// Another status. The buffers go back to their pools.
+    /// The status is another one. The buffers return to their pools.
     pub fn success(self) -> Result<Self, CompletionError> {
         if self.status.is_success() {
             return Ok(self);
@@ -264,21 +266,21 @@ impl Completion {
         })
     }
 
-    /// The key that the message invalidated.
+    /// Returns the key that the message invalidated; `None` if it invalidated none.
     pub fn invalidated_rkey(&self) -> Option<RKey> {
         self.wc_flags
             .contains(WcFlags::WITH_INV)
             .then(|| RKey::new(u32::from_be_bytes(self.imm_data)))
     }
 
-    /// Immediate data, as it was sent.
+    /// Returns the immediate data as the peer sent it; `None` if there is none.
     pub fn immediate(&self) -> Option<[u8; 4]> {
         self.wc_flags
             .contains(WcFlags::WITH_IMM)
             .then_some(self.imm_data)
     }
 
-    /// The bytes that were received into the private buffer of this request; empty without one.
+    /// Returns the bytes that were received into the private buffer of this request; empty if it has none.
     pub fn buffer(&self) -> &[u8] {
         let Some(buffer) = self.buffers.first() else {
             return &[];
@@ -291,15 +293,16 @@ impl Completion {
         &buffer[..length.min(buffer.len())]
     }
 
-    /// The private buffers that come back: this request's, then those of the unsignaled requests that it retires.
+    /// Removes the private buffers that this completion returns: those of its request, then those of the unsignaled
+    /// requests that it retires.
     pub fn take_buffers(&mut self) -> impl Iterator<Item = Buffer> + '_ {
         self.buffers.take()
     }
 
-    /// Provider: the buffers that come back with this completion.
+    /// For providers: sets the buffers that this completion returns.
     ///
     /// # Safety
-    /// The loan is of requests that this completion retires, and no other completion carries it.
+    /// The loan belongs to requests that this completion retires, and no other completion contains it.
     #[allow(unsafe_code)]
     #[inline]
     pub unsafe fn set_loan(&mut self, loan: Loan) {
@@ -312,12 +315,12 @@ impl Completion {
     }
 }
 
-/// Which completions raise an event.
+/// Which completions an armed completion queue notifies the program of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notify {
-    /// The next one.
+    /// The next completion.
     Next,
-    /// The next solicited one, or the next error.
+    /// The next completion that is solicited or has an error.
     Solicited,
 }
 

@@ -11,7 +11,7 @@ Examples:
   source <(polyverbs completions bash)
   polyverbs completions fish | source")]
 pub(crate) struct Arguments {
-    /// The shell
+    /// The shell to print completions for
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(print(&of(arguments.shell))?)
 }
 
-/// The script.
+/// Returns the completion script for a shell.
 pub(crate) fn of(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     generate(shell, &mut crate::command(), crate::NAME, &mut script);

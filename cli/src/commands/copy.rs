@@ -1,4 +1,4 @@
-//! `polyverbs copy`: a file over a device, verified.
+//! `polyverbs copy`: copies a file over a device, and verifies it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ use crate::transfer::{self, Copied, CopyOptions, Digest, WINDOW};
 
 /// Copy a file over a device, and compare what arrived
 ///
-/// A client lends the file to a server, a stretch at a time and each under a fresh key; the server fetches it in
-/// pieces and gives the keys back. Both are threads of this process, each with the device opened for itself. The
-/// program is one source for every transport: examples/copy.rs is its short form.
+/// A client lends the file to a server, a part at a time and each part under a fresh key; the server fetches it in pieces
+/// and returns the keys. Both are threads of this process, and each opens the device. The same code runs on every
+/// transport: examples/copy.rs is a short form of it.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Faults, separated by commas:
@@ -31,24 +31,24 @@ Examples:
   polyverbs copy FILE --device ib0 --to COPY --fault drop=5%
   polyverbs copy FILE --device ib0 --to /dev/null --piece 64k --depth 16", faults()))]
 pub(crate) struct Arguments {
-    /// The file
+    /// The file to copy
     file: PathBuf,
-    /// The device
+    /// Name of the device to copy over
     #[arg(long, value_name = "NAME")]
     device: String,
-    /// Where the copy goes; what is there is replaced
+    /// File that the copy is written to; an existing one is replaced
     #[arg(long, value_name = "PATH")]
     to: PathBuf,
     /// Run over a link with these faults: an emulated device of this kind is made for it
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
-    /// Bytes of one read: up to 1M
+    /// Bytes that one RDMA read fetches: up to 1M
     #[arg(long, value_name = "BYTES", default_value = "256k", value_parser = parse_piece)]
     piece: u32,
-    /// Reads in flight
+    /// RDMA reads that are outstanding at one time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -114,7 +114,7 @@ fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     Ok(emulated::device(name, &options)?)
 }
 
-/// A copy, and the device's counters meanwhile.
+/// The result of a copy, and how much the device's counters have grown during it.
 pub(crate) struct Run {
     pub(crate) copied: Copied,
     counters: Vec<(&'static str, u64)>,
@@ -162,7 +162,7 @@ pub(crate) fn copy(
     })
 }
 
-/// The result as text: two lines.
+/// Prints the result as text, in two lines.
 pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     let Copied {
         bytes,
@@ -194,7 +194,7 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both digests, in one line if they are equal.
+/// Prints both digests, in one line if they are equal.
 pub(crate) fn print_digests(client: &Digest, server: &Digest) -> anyhow::Result<()> {
     if client == server {
         say!("sha256 {} {GOOD}equal{GOOD:#}", hexadecimal(server))?;

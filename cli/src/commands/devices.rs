@@ -128,5 +128,5 @@ const HEADERS: [&str; 9] = [
     "FEATURES",
     "GAPS",
 ];
-/// Indentation of a device's attributes.
+/// The number of blanks in front of a device's attributes.
 const INDENT: usize = 5;

@@ -1,4 +1,4 @@
-//! `polyverbs dissect`: a capture, packet by packet, with all checks.
+//! `polyverbs dissect`: prints a capture packet by packet, and checks it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -15,11 +15,11 @@ use crate::output::{AlreadyReported, BAD, BOLD, DIM, GOOD, format_bytes, print_j
 /// Take a capture of RoCEv2 and iWARP apart, and check it
 ///
 /// One line for each packet, with its headers named. Every ICRC and every CRC-32C that is in use is checked, TCP streams
-/// are put together, packets that the kernel has joined are split, and the opcodes that were seen are counted. Packets below
-/// VLAN tags, MPLS, PPPoE, GRE, ERSPAN, VXLAN and Geneve are found. The status is not zero where a checksum is wrong, a
-/// packet of the two protocols does not parse, or the file has a defect; packets that the snap length has cut are no fault.
-/// Packets that are passed over are counted by the reason: another protocol, or a connection whose beginning was not captured.
-/// RDS above either is shown where the connection was made to its port (18634; 16385 with IPv6).
+/// are put together, packets that the kernel has joined are split, and the opcodes that were seen are counted. Packets
+/// below VLAN tags, MPLS, PPPoE, GRE, ERSPAN, VXLAN and Geneve are found. The exit status is not zero if a checksum is
+/// wrong, a packet of the two protocols does not parse, or the file is damaged; packets that the snap length has truncated
+/// are no error. Packets that are skipped are counted by the reason: another protocol, or a connection whose beginning was
+/// not captured. RDS over either protocol is shown if the connection was made to its port (18634; 16385 with IPv6).
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -16,15 +16,15 @@ use crate::transfer::printable;
 
 /// Install this command, its libraries, man pages and completions
 ///
-/// Nothing else is needed where they are: `PREFIX/bin/polyverbs` finds the libraries of `polyverbs run` in
-/// `PREFIX/lib/polyverbs`, wherever the prefix is moved to. To undo it, delete the files that it lists.
+/// The installed files need nothing else: `PREFIX/bin/polyverbs` finds the libraries of `polyverbs run` in
+/// `PREFIX/lib/polyverbs`, even if the prefix is moved. To undo it, delete the files that it lists.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   polyverbs install --prefix ~/.local
   polyverbs install --prefix /usr/local --dry-run")]
 pub(crate) struct Arguments {
-    /// Where to
+    /// The folder to install below, such as ~/.local
     #[arg(long, value_name = "DIR")]
     prefix: PathBuf,
     /// Only list what would be written
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folders where shells look for completions.
+/// The files below the prefix where shells look for completions.
 const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Bash, "share/bash-completion/completions/polyverbs"),
     (

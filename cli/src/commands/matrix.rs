@@ -1,4 +1,4 @@
-//! `polyverbs matrix`: what each device supports, side by side.
+//! `polyverbs matrix`: shows what each device supports, side by side.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -15,9 +15,9 @@ use crate::transfer::files::Target;
 
 /// Show what each device can do, side by side
 ///
-/// What is shown is what the devices claim; with --verify, also what they do: the conformance probes of each feature are
-/// run on each device. A claim that does not hold, or a feature that works and is not claimed, is a mismatch, and the
-/// command fails.
+/// The table shows the features that devices claim. With --verify the conformance probes of each feature are run on each
+/// device, to check the claims. A claim that does not hold, or a feature that works and is not claimed, is a mismatch, and
+/// the command fails.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -38,13 +38,13 @@ pub(crate) struct Arguments {
     /// Run the conformance probes on each device: about a second for each
     #[arg(long)]
     verify: bool,
-    /// How it is shown; unless given, text, and a file as its ending says: .html, .json, .md
+    /// How the tables are printed; by default as text, and to a file as its ending says: .html, .json, .md
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// The same as --format json
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Write it to a file instead of standard output; may be given several times
+    /// Write the tables to a file instead of standard output; may be given several times
     #[arg(long, short, value_name = "FILE")]
     output: Vec<PathBuf>,
 }
@@ -55,7 +55,7 @@ enum Format {
     Text,
     /// Tables for a page of documentation
     Markdown,
-    /// For programs
+    /// JSON, for programs
     Json,
     /// One page that needs no other file and no script
     Html,
@@ -136,7 +136,7 @@ fn chosen(arguments: &Arguments) -> anyhow::Result<Vec<Device>> {
     Ok(chosen)
 }
 
-/// Why nothing is shown: no device of these providers, or no device at all.
+/// Returns the error message if no device is shown: these providers have none, or there is no device at all.
 fn none_of(providers: &[String]) -> String {
     let none = match providers {
         [] => "there is no device".to_owned(),

@@ -1,4 +1,4 @@
-//! Devices at an address, for the commands that reach other processes.
+//! Hosts, addresses and devices for the commands that reach other processes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
@@ -81,8 +81,8 @@ fn unbracketed(host: &str) -> Option<&str> {
     (!host.is_empty()).then_some(host)
 }
 
-/// The first address of a host that answers, of the kind of `from` if there is one. Where none of the others answers it is the last,
-/// which is not asked.
+/// Returns the first address of a host that answers. If `from` is given, only addresses of its family are tried. The last
+/// one is not tried, but returned if no other answers.
 pub(crate) fn first_that_answers(
     (host, port): (&str, u16),
     from: Option<IpAddr>,
@@ -107,7 +107,7 @@ fn first_of(
     )
 }
 
-/// The addresses of a host, in the system's order of preference.
+/// Returns the addresses of a host, in the system's order of preference.
 pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
     anyhow::ensure!(
         !host.contains('%'),
@@ -133,29 +133,29 @@ pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAd
 }
 
 impl Endpoint {
-    /// The address at which to listen: the first.
+    /// Returns the first address of this endpoint, to listen at.
     pub(crate) fn own(&self) -> anyhow::Result<SocketAddr> {
         Ok(addresses_of(&self.host, self.port)?[0])
     }
 }
 
-/// A port for examples: the one of NVMe over fabrics.
+/// A port for the examples in help: that of NVMe over fabrics.
 const PORT: u16 = 4420;
 
-/// Where the device is, and what its link does
+/// The device, and the faults of its link
 #[derive(clap::Args, Clone)]
 pub(crate) struct DeviceOptions {
-    /// The device
+    /// Name of the device
     #[arg(long, value_name = "NAME")]
     pub(crate) device: String,
-    /// What its link does to frames that it sends: see `polyverbs copy --help`
+    /// Faults of the link, for frames that the device sends: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     pub(crate) fault: Option<FaultSpec>,
 }
 
 impl DeviceOptions {
-    /// The device at an address of this machine. One that is not emulated has its own addresses, and is found by those that
-    /// route to it.
+    /// Returns the device at an address of this machine: an emulated device, which is made there if there is none; or a
+    /// device that is not emulated, whose addresses the caller knows.
     pub(crate) fn at(&self, address: IpAddr) -> anyhow::Result<Device> {
         if emulated::kind(&self.device).is_none() {
             let device = crate::output::device(&self.device)?;
@@ -186,7 +186,7 @@ impl DeviceOptions {
         Ok(device)
     }
 
-    /// The device from which `to` is reached: the one at `from`, if given.
+    /// Returns the device from which `to` is reached; if `from` is given, the device at that address.
     pub(crate) fn reaching(&self, to: SocketAddr, from: Option<IpAddr>) -> anyhow::Result<Device> {
         match from {
             Some(from) => self.at(from),
@@ -194,8 +194,8 @@ impl DeviceOptions {
         }
     }
 
-    /// The first address of an endpoint at which a device answers, and the device from which it is reached. A single address is
-    /// not tried.
+    /// Returns the first address of an endpoint at which a device answers, and the device from which it is reached. If the
+    /// endpoint has only one address, it is returned without a trial.
     pub(crate) fn choose(
         &self,
         to: &Endpoint,
@@ -213,13 +213,13 @@ impl DeviceOptions {
     }
 }
 
-/// Whom a command serves that listens
+/// Which peers a listening command serves
 #[derive(clap::Args)]
 pub(crate) struct Limits {
-    /// Peers that are served at one time, of one address at most half of them; others are refused
+    /// Peers that are served at one time; further ones, and more than half of them from one address, are refused
     #[arg(long, value_name = "N", requires = "listen", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_connections: u16,
-    /// Seconds after which a peer is let go that does nothing
+    /// Seconds after which an idle peer is dropped
     #[arg(long, value_name = "SECONDS", requires = "listen", default_value = "30", value_parser = parse_seconds)]
     pub(crate) timeout: Duration,
 }
@@ -230,7 +230,7 @@ impl Limits {
     }
 }
 
-/// A number of seconds: `1`, `0.2`.
+/// Parses a number of seconds, such as `1` or `0.2`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text
         .parse()
@@ -238,7 +238,7 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| "no such time".to_owned())
 }
 
-/// The address of this machine from which another is reached.
+/// Returns the local address from which `to` is reached.
 pub(crate) fn way_to(to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_of(to).map_err(|error| anyhow::anyhow!("no way to {to}: {error}"))
 }

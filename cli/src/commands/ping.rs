@@ -1,4 +1,4 @@
-//! `polyverbs ping`: whether an RDMA device answers at an address.
+//! `polyverbs ping`: checks whether an RDMA device answers at an address.
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -17,9 +17,9 @@ use crate::output::{AlreadyReported, say, seconds};
 
 /// Find out whether an RDMA device answers at an address, and how soon
 ///
-/// Over RoCE, asks the connection manager there for an unused service; it answers at once, whatever the port. Over iWARP, sends
-/// a request that is always rejected to the port, by default to the one of Polyverbs' own devices. No program there notices
-/// either.
+/// Over RoCE, asks the peer's connection manager for an unused service; it answers at once, whatever the port. Over iWARP,
+/// sends a connection request that is always rejected to the port, by default to that of Polyverbs' own devices. No program
+/// at the peer notices either.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ Examples:
   polyverbs ping localhost:4420 --device iw0
   polyverbs ping 192.0.2.7 --device ib0 --count 10 --interval 0.2 --json")]
 pub(crate) struct Arguments {
-    /// The host, by name or address, and perhaps a port
+    /// The host to ping, by name or address, with a port if it is not the default
     #[arg(value_name = "HOST[:PORT]")]
     to: Host,
     #[command(flatten)]
@@ -35,16 +35,16 @@ pub(crate) struct Arguments {
     /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
-    /// How often
+    /// How many pings to send
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
-    /// Seconds in between
+    /// Seconds between two pings
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     interval: Duration,
     /// Seconds that an answer may take
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     timeout: Duration,
-    /// Print a JSON object in each line, the last one of all
+    /// Print a JSON object in each line, the last one with all results
     #[arg(long)]
     json: bool,
 }
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Pinger::new(arguments, to)?.all(arguments)
 }
 
-/// Whether a device answers there in time.
+/// Whether an RDMA device answers at `to` within a second.
 pub(super) fn answers(device: &Device, to: SocketAddr) -> bool {
     let context = device.open(&Requirements::new());
     let ping = context.map_err(anyhow::Error::new).and_then(|context| {
@@ -113,7 +113,7 @@ impl Pinger {
         })
     }
 
-    /// The time until it answers; `None` if it does not.
+    /// Pings the address once. Returns the time until the answer; `None` if none arrives within `timeout`.
     fn once(&self, timeout: Duration) -> anyhow::Result<Option<Duration>> {
         let ping = |patience| ping(&self.connector, self.to, patience);
         let mut answer = ping(timeout.min(SOON));
@@ -164,7 +164,7 @@ impl Pinger {
         }
     }
 
-    /// Whether the kernel there reports the port of RoCEv2 as closed.
+    /// Whether the kernel of the pinged host reports that no process uses the port of RoCEv2.
     fn is_refused(&self) -> bool {
         let refused = || {
             let socket = UdpSocket::bind((self.from, 0))?;
@@ -194,7 +194,7 @@ impl Pinger {
     }
 }
 
-/// Whom to ask, how often, and how to tell of it.
+/// A series of pings: the address, their number and times, and how results are printed.
 pub(super) struct Pings {
     pub(super) address: IpAddr,
     pub(super) count: u64,
@@ -204,7 +204,7 @@ pub(super) struct Pings {
 }
 
 impl Pings {
-    /// Asks by `once`, which returns the time until an answer, and says what came of each.
+    /// Calls `once` for each ping, which returns the time until the answer, and prints each result.
     pub(super) fn ask(
         &self,
         mut once: impl FnMut() -> anyhow::Result<Option<Duration>>,
@@ -234,7 +234,7 @@ impl Pings {
     }
 }
 
-/// The outcome of all pings.
+/// The results of a series of pings.
 #[derive(Clone, Default)]
 pub(super) struct Tally {
     sent: u64,
@@ -242,7 +242,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// An error where nothing was answered, which has been said.
+    /// Returns an error if no ping was answered. The results have been printed before.
     pub(super) fn outcome(&self) -> anyhow::Result<()> {
         match self.times.is_empty() {
             true => Err(AlreadyReported.into()),
@@ -250,7 +250,7 @@ impl Tally {
         }
     }
 
-    /// Minimum, median, maximum.
+    /// Returns minimum, median and maximum of the answer times; `None` if no ping was answered.
     fn spread(&self) -> Option<[Duration; 3]> {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -288,7 +288,8 @@ fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A local address other than `to`: every address in 127.0.0.0/8 is this machine's.
+/// Returns a local address that differs from `to`: `from` if it does, or, for IPv4, another one in 127.0.0.0/8, which all
+/// belong to this machine.
 pub(super) fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
     if from != to || !to.is_ipv4() {
         return from;
@@ -297,14 +298,15 @@ pub(super) fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
     Ipv4Addr::new(127, 128 | (high & 0x3f), middle, low).into()
 }
 
-/// Whether a process has the port of RoCEv2, or of Polyverbs' iWARP devices, there.
+/// Whether a process uses the port of RoCEv2 or of Polyverbs' iWARP devices at a local address.
 pub(super) fn is_held(at: IpAddr) -> bool {
     let is_in_use = |error: std::io::Error| error.kind() == ErrorKind::AddrInUse;
     UdpSocket::bind((at, PORT)).is_err_and(is_in_use)
         || TcpListener::bind((at, PORT)).is_err_and(is_in_use)
 }
 
-/// The time in which a device of this network answers.
+/// How long the first ping waits for an answer: on a local network devices answer within this time.
 const SOON: Duration = Duration::from_millis(50);
-/// So many times that, and another process at an address has taken over the port of one that is gone.
+/// How often a refused ping is repeated, each time after [`SOON`]: if a process at the address has ended, another one takes
+/// over its port within this time.
 const TAKE_OVER: u32 = 10;

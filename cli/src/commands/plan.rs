@@ -1,4 +1,4 @@
-//! `polyverbs plan`: the requests of a portable operation on a device, before anything is posted.
+//! `polyverbs plan`: shows the requests that a portable operation is posted as on a device.
 
 use std::io::Write as _;
 
@@ -23,10 +23,10 @@ Examples:
   polyverbs plan --device iw0 read-and-invalidate
   polyverbs plan --device ib0 register-for-remote-access --json | jq .slots")]
 pub(crate) struct Arguments {
-    /// The device
+    /// Name of the device
     #[arg(long, value_name = "NAME")]
     device: String,
-    /// The operation
+    /// The portable operation
     #[arg(value_enum)]
     operation: Operation,
     /// Print a JSON object
@@ -36,11 +36,11 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Operation {
-    /// Read remote bytes and end the key of their local sink
+    /// Read remote memory, and then invalidate the key of the local memory
     ReadAndInvalidate,
-    /// Open memory to a peer under a fresh key
+    /// Give a peer access to memory under a fresh key
     RegisterForRemoteAccess,
-    /// Send a message that ends a key of the peer's
+    /// Send a message that also invalidates a key of the peer
     SendAndInvalidate,
 }
 

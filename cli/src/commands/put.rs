@@ -19,7 +19,7 @@ use crate::transfer::network;
 
 /// Send a file to `polyverbs serve`, and compare what arrived
 ///
-/// The other side fetches it, in pieces and from under fresh keys, and says what it has got.
+/// The server fetches the file in pieces, under fresh keys, and answers with the length and digest of what it has stored.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,20 +27,20 @@ Examples:
   polyverbs put FILE localhost:4420 --device iw0
   polyverbs put FILE 192.0.2.7:4420 --device ib0 --fault drop=1%,reorder=1%")]
 pub(crate) struct Arguments {
-    /// The file
+    /// The file to send
     file: PathBuf,
-    /// Where it goes
+    /// Host and port of the server
     #[arg(value_name = "HOST:PORT")]
     to: Endpoint,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Local address, if not that of the route
+    /// Local address to send from; by default that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
-    /// Seconds for which a server that serves as many as it may is asked again
+    /// Seconds for which a server without a free place is asked again
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     timeout: Duration,
-    /// Print a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
 }

@@ -20,11 +20,12 @@ use crate::transfer::{CopyOptions, Error, printable, requirements};
 
 /// Store the files that `polyverbs put` sends
 ///
-/// They come from other processes and machines. The first line says where it listens. A file is at its name when it is whole and on the
-/// disk, and only then the client is told; one that does not arrive whole is not there. Unfinished files are in a subfolder,
-/// .polyverbs-unfinished; what a server that was killed has left there, the next one removes.
+/// The first line of output has the address that the server listens at. A file gets its name only when it is complete and
+/// on the disk, and then the client gets an answer; a file that does not arrive completely is not stored. Unfinished files
+/// are in a subfolder, .polyverbs-unfinished, which the next server empties if one was killed.
 ///
-/// While all places are taken, a client that does nothing for a second gives way to another. Memory: --piece times --depth for each.
+/// While all places are taken, a client that is idle for a second gives way to another. Memory: --piece times --depth for
+/// each.
 #[derive(clap::Args)]
 #[command(
     override_usage = "polyverbs serve --device NAME --listen HOST:PORT --dir DIR [OPTIONS]",
@@ -36,13 +37,13 @@ Examples:
 pub(crate) struct Arguments {
     #[command(flatten)]
     device: DeviceOptions,
-    /// An address of this machine, and a port; port 0 has one assigned
+    /// Local address and port to listen at; for port 0 one is assigned
     #[arg(long, value_name = "HOST:PORT")]
     listen: Endpoint,
-    /// Where files go; one of the same name is replaced
+    /// Folder for the files; one of the same name is replaced
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// End after so many connections
+    /// End after this many connections
     #[arg(long, value_name = "N")]
     files: Option<u64>,
     #[command(flatten)]
@@ -50,13 +51,13 @@ pub(crate) struct Arguments {
     /// Refuse files with more bytes
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     max_bytes: Option<u64>,
-    /// Refuse what would give all unfinished files more bytes together
+    /// Refuse a file if all unfinished files together would have more bytes
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     max_unfinished: Option<u64>,
-    /// Bytes of one read: up to 1M
+    /// Bytes that one RDMA read fetches: up to 1M
     #[arg(long, value_name = "BYTES", default_value = "256k", value_parser = parse_piece)]
     piece: u32,
-    /// Reads in flight
+    /// RDMA reads that are outstanding at one time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
     /// Print a JSON object in each line

@@ -1,4 +1,4 @@
-//! Without a command: the devices, what they support, and a file copied over each.
+//! The tour that the command gives without a subcommand: the devices, what they support, and a file copied over each.
 
 use std::io::Write as _;
 

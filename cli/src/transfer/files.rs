@@ -14,7 +14,7 @@ use super::{Result, cannot};
 pub(crate) const UNFINISHED: &str = ".polyverbs-unfinished";
 const PREFIX: &str = "part-";
 
-/// A file that is being written; it is removed when it is dropped, unless it is kept.
+/// A file that is being written; it is deleted when this is dropped, unless it was kept.
 pub(crate) struct Part {
     file: NamedTempFile,
     // This field is dropped after the file: the subfolder is removed when it is empty.
@@ -22,7 +22,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Makes a file in a subfolder of `folder`, so that its name cannot be that of another file.
+    /// Creates a file in the subfolder for unfinished files of `folder`, so that its name cannot be that of another file.
     pub(super) fn within(folder: &Path) -> Result<Self> {
         loop {
             let apart = Apart(folder.join(UNFINISHED));
@@ -49,7 +49,7 @@ impl Part {
         self.file.as_file()
     }
 
-    /// Moves the file to its final name. When this returns, it is on the disk, and has replaced a file of this name.
+    /// Syncs the file to the disk and moves it to its final name, where it replaces an existing file.
     pub(super) fn keep(self, whole: &Path) -> Result<()> {
         let Self { file, _apart } = self;
         let synced = file.as_file().sync_all();
@@ -59,7 +59,7 @@ impl Part {
     }
 }
 
-/// The number of bytes that all unfinished files may have together.
+/// Limits the number of bytes that all unfinished files may have together.
 pub(crate) struct Room {
     most: u64,
     taken: AtomicU64,
@@ -71,7 +71,7 @@ impl Room {
         Self { most, taken }
     }
 
-    /// The share of one file, which has at most `limit` bytes.
+    /// Returns the share of one file, which may have at most `limit` bytes.
     pub(super) fn share(&self, limit: u64) -> Share<'_> {
         Share {
             room: self,
@@ -81,7 +81,7 @@ impl Room {
     }
 }
 
-/// The part of the room that one unfinished file takes.
+/// The bytes of the room that one unfinished file has taken; dropping it frees them.
 pub(super) struct Share<'r> {
     room: &'r Room,
     limit: u64,
@@ -89,7 +89,7 @@ pub(super) struct Share<'r> {
 }
 
 impl Share<'_> {
-    /// Fails if a file may not have so many bytes.
+    /// Fails if a file of `length` bytes is larger than is allowed.
     pub(super) fn check(&self, length: u64) -> Result<()> {
         match self.limit {
             limit if length > limit => Err(format!("a file may have {limit} bytes there").into()),
@@ -97,7 +97,7 @@ impl Share<'_> {
         }
     }
 
-    /// Takes more bytes of the room; fails if they are too many.
+    /// Takes `bytes` more of the room; fails if all unfinished files would have too many together.
     pub(super) fn take(&mut self, bytes: u64) -> Result<()> {
         let most = self.room.most;
         let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);
@@ -192,11 +192,11 @@ fn remove_left(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The target of a copy.
+/// The file that a copy is written to.
 pub(crate) enum Target {
-    /// A file that takes the place of another when it is whole.
+    /// A regular file, which replaces another one at this path when it is complete.
     File(Part, PathBuf),
-    /// A target that cannot be replaced in this way: a device file, a pipe.
+    /// A file that cannot be replaced, such as a device file or a pipe.
     Stream(File),
 }
 

@@ -1,4 +1,4 @@
-//! A file moved the way storage protocols move data: one source for every transport.
+//! Copies a file the way storage protocols move data, by the same code for every transport.
 //!
 //! The *client* has the file. It reads a part of it into a buffer, opens the buffer under a new key, and sends the key to the
 //! server. The *server* fetches the part in pieces, several at a time: each into a sink that is registered for it, with a read
@@ -39,26 +39,26 @@ pub(crate) mod peers;
 use files::{Room, Share, Target};
 use peers::Peer;
 
-/// Any failure, with its text.
+/// Any error of a copy, as a boxed trait object.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
-/// The SHA-256 of the bytes that went through one side.
+/// The SHA-256 of the bytes that one side has read or written.
 pub(crate) type Digest = [u8; 32];
 
-/// Bytes of the file that are registered under one key.
+/// The size of a window: how many bytes of the file the client registers under one key.
 pub(crate) const WINDOW: u32 = 1 << 20;
-/// Buffers of the client: windows that are with the server at one time.
+/// How many windows the client has: so many can be with the server at one time.
 const WINDOWS: u32 = 8;
-/// Bytes of the longest name of a file.
+/// The length of the longest file name in bytes.
 const LONGEST: usize = 255;
-/// After so long without a completion, a side probes whether the other still exists.
+/// If no completion arrives for this long, a side probes whether the other still exists.
 const SILENCE: Duration = Duration::from_secs(1);
 /// How long a waiting side sleeps at a time.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The identity that distinguishes the completion of such a probe from all others.
+/// The `wr_id` of such a probe, which no other request has.
 const LOOK: u64 = u64::MAX;
 
-/// Set when the program is to end: a waiting side then fails, and removes its files.
+/// Set when the program has been interrupted: a side that waits then fails, and removes its files.
 pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn check_interrupted() -> Result<()> {
@@ -68,12 +68,12 @@ fn check_interrupted() -> Result<()> {
     }
 }
 
-/// How a file is copied.
+/// How a file is copied: the size and number of reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyOptions {
-    /// Bytes of one read, 1 to [`WINDOW`].
+    /// Bytes that one RDMA read fetches, 1 to [`WINDOW`].
     pub(crate) piece: u32,
-    /// Reads in flight.
+    /// RDMA reads that are outstanding at one time.
     pub(crate) depth: u32,
 }
 
@@ -89,11 +89,11 @@ impl Default for CopyOptions {
 /// The result of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
-    /// Bytes of the file.
+    /// The number of bytes of the file.
     pub(crate) bytes: u64,
-    /// Windows that the client registered.
+    /// How many windows the client has registered.
     pub(crate) windows: u64,
-    /// Pieces that the server fetched.
+    /// How many RDMA reads the server has used to fetch the file.
     pub(crate) pieces: u64,
     /// The digest of the bytes that the client read from its file.
     pub(crate) client_digest: Digest,
@@ -110,7 +110,7 @@ impl Copied {
     }
 }
 
-/// The features that the copy uses if the device has them. Every device will do.
+/// Returns requirements for a device: none is mandatory, but the copy uses some features if the device has them.
 pub(crate) fn requirements() -> Requirements {
     let registers =
         Features::BMME | Features::LOCAL_INVALIDATE_FENCE | Features::READ_WITH_INVALIDATE;
@@ -184,7 +184,7 @@ pub(crate) fn copy(
     })
 }
 
-/// The bytes that went through one side, and the number of requests.
+/// What one side has moved: the number of bytes and of requests, and the digest.
 #[derive(Default)]
 struct Moved {
     bytes: u64,
@@ -194,7 +194,7 @@ struct Moved {
     peer_digest: Digest,
 }
 
-/// An error and its subject.
+/// An error with the operation that failed.
 #[derive(Debug)]
 struct Failed {
     what: String,
@@ -216,7 +216,7 @@ fn cannot(verb: &str, path: &Path, cause: impl Into<Error>) -> Failed {
     }
 }
 
-/// A text from another machine, made safe for a terminal.
+/// Replaces characters that would control a terminal, in a text from another machine.
 pub(crate) fn printable(text: impl fmt::Display) -> String {
     let mut shown = String::new();
     for letter in text.to_string().chars() {
@@ -272,7 +272,7 @@ fn open_files(from: &Path, to: &Path) -> Result<(File, Target)> {
     Ok((source, Target::open(to)?))
 }
 
-/// One side of the connection: an open device of its own, and the objects made from it.
+/// One side of a copy: an open device of its own, and the objects that it needs.
 struct Side {
     context: Context,
     pd: Pd,
@@ -423,13 +423,13 @@ impl Side {
     }
 }
 
-/// Memory of the client that is opened to the server repeatedly.
+/// A buffer of the client that it repeatedly gives the server access to.
 struct Lent {
     memory: Memory,
     access: RemoteAccess,
 }
 
-/// Memory of the server that reads fill.
+/// A buffer of the server that an RDMA read fills.
 struct Filled {
     memory: Memory,
     sink: ReadSink,
@@ -439,10 +439,10 @@ fn is_look(done: &Completion) -> bool {
     !done.opcode.is_receive() && done.wr_id == LOOK
 }
 
-/// Each side reads memory that the other lends, and probes the other by a write of no bytes.
+/// The access rights that each side permits the other: to read lent memory, and to probe by a write of no bytes.
 pub(crate) const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// The options that connect a queue pair whose peer has these rights.
+/// Returns the options to connect a queue pair whose peer has these rights.
 pub(crate) fn open_to_reads() -> PathOptions {
     PathOptions::new().access(RIGHTS)
 }
@@ -463,11 +463,13 @@ fn hang_up(qp: &Qp) {
     drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
 }
 
-/// The state of a window: the events for which it waits before it can be used again.
+/// The state of one of the client's windows that was lent to the server: it can be used again when all these events have
+/// happened.
 #[derive(Clone, Copy, Default)]
 struct Loan {
     length: u64,
-    /// The outstanding requests of this side: the one that opens the window, and the message.
+    /// How many of the client's requests for the window are outstanding: the one that registers it, and the message about
+    /// it.
     own_requests: u8,
     is_with_server: bool,
 }
@@ -731,7 +733,7 @@ fn fetch(side: &Side, filled: &Filled, piece: &Piece) -> Result<()> {
     side.post_portable(ReadAndInvalidate::new(piece.remote, &sink).wr_id(piece.sink as u64))
 }
 
-/// A part of the file in the client's memory, less the part that was already requested.
+/// A part of the file in the client's memory, without the beginning that the server has requested already.
 struct Window {
     remote: RemoteAddress,
     length: u32,
@@ -768,30 +770,30 @@ impl Window {
     }
 }
 
-/// The messages of the two sides.
+/// The messages that client and server exchange.
 enum Message {
-    /// The client has a file of this name.
+    /// The client has a file with this name.
     File { name: String },
-    /// The client lends a window, under a key that a message can end, or that lasts.
+    /// The client lends a window to the server. `is_for_one_use` says whether the server's answer can invalidate its key.
     Window {
         remote: RemoteAddress,
         length: u32,
         offset: u64,
         is_for_one_use: bool,
     },
-    /// The server returns the window of this key.
+    /// The server has fetched the window with this key, and returns it.
     Back { rkey: RKey },
-    /// The end of the file, with its length and digest; from the server: the file is stored, with the length and digest that
-    /// arrived.
+    /// From the client: the file is complete, with this length and digest. From the server: the file is stored, with the
+    /// length and digest of the bytes that have arrived.
     End { bytes: u64, digest: Digest },
     /// The server will not or cannot store the file.
     Failed { reason: String },
 }
 
 impl Message {
-    /// Bytes of the longest message, which has a name or a reason.
+    /// The length of the longest message in bytes, which contains a name or a reason.
     const MOST: usize = 4 + LONGEST;
-    /// Bytes of the message that returns a key.
+    /// The length in bytes of the message that returns a window.
     const SHORTEST: usize = 4 + 4;
 
     fn encode(&self) -> Vec<u8> {

@@ -20,13 +20,13 @@ use super::{
     check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
 };
 
-/// How long a server waits for the end of a connection over which everything has been sent.
+/// How long a server waits for the client to end a connection over which everything has been sent.
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Sends the file `from` to the server at `to`, under its own name.
 ///
-/// A server that has no place for the client is asked again for as long as `insists`. `progress` is called with the number of
-/// bytes that the server has fetched so far.
+/// A server that has no free place is asked again for the time `insists`. `progress` is called with the number of bytes
+/// that the server has fetched so far.
 pub(crate) fn put(
     device: &Device,
     from: &Path,
@@ -62,7 +62,7 @@ pub(crate) fn put(
     Ok(copied)
 }
 
-/// The reason with which a server refused a connection.
+/// Returns the reason with which a server refused a connection; `None` if it gave none, or the error is another one.
 pub(crate) fn refusal(error: &ConnectError) -> Option<String> {
     let ConnectError::Refused { private_data, .. } = error else {
         return None;
@@ -77,26 +77,26 @@ pub(crate) struct Store {
     pub(crate) device: Device,
     pub(crate) folder: PathBuf,
     pub(crate) options: CopyOptions,
-    /// Bytes of the largest file.
+    /// The largest number of bytes that a file may have.
     pub(crate) limit: u64,
-    /// The room for unfinished files.
+    /// The limit for all unfinished files together.
     pub(crate) room: Room,
 }
 
 /// The server's side of a connection.
 pub(crate) struct Server(Side);
 
-/// A connection that the other side has not completed yet.
+/// The future of a connection that the client has not completed yet.
 pub(crate) type Accepting = Started<Connection, ConnectError>;
 
-/// A file that has been stored.
+/// A file that has been received and stored.
 pub(crate) struct Stored {
     pub(crate) path: PathBuf,
     pub(crate) copied: Copied,
 }
 
 impl Store {
-    /// Begins to accept a client's request.
+    /// Begins to accept a client's connection request.
     pub(crate) fn accept(&self, incoming: Incoming) -> Result<(Server, Accepting)> {
         let depth = self.options.depth;
         let side = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;

@@ -18,37 +18,37 @@ use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
 
 use super::{INTERRUPTED, PAUSE, Result};
 
-/// Why a peer is refused while no place is free: it may try again.
+/// The reason with which a peer is refused while no place is free; it may try again.
 pub(crate) const BUSY: &str = "it serves as many as it may at one time";
-/// A peer that is idle for so long gives way to another: the first time is for a peer that has moved data, the second for one
-/// that has not yet.
+/// A peer gives way to another one if it is idle for this long; [`GIVES_WAY_AT_FIRST`] is the limit for a peer that has
+/// moved no data yet.
 const GIVES_WAY: Duration = Duration::from_secs(1);
 const GIVES_WAY_AT_FIRST: Duration = Duration::from_millis(300);
-/// The bytes that a peer has to move before they count.
+/// Only after it has moved this many bytes, a peer counts as active again: fewer do not end its idle time.
 pub(crate) const LEAST: u64 = 64 << 10;
 
-/// The most accepted requests whose peers have not completed the connection, and the most peers that wait for a place. One more replaces
-/// the oldest.
+/// The largest number of accepted requests whose peers have not completed the connection, and of peers that wait for a
+/// place. One more replaces the oldest.
 const MOST_WAITING: usize = 64;
 
-/// The events of requests.
+/// The events that the serving loop waits for.
 enum RequestEvent {
     Asked(std::result::Result<Incoming, ConnectError>),
-    /// The request of this number was completed, or failed.
+    /// The connection of the request with this number was completed by its peer, or has failed.
     Completed(u64, std::result::Result<Connection, ConnectError>),
 }
 
-/// A request that has been accepted: its side of the connection.
+/// A connection request that has been accepted, with this side of the connection.
 struct Accepted<S> {
     number: u64,
     from: Option<IpAddr>,
     side: S,
 }
 
-/// How many peers are served at one time.
+/// The peers that a listening command serves, and the limit of their number.
 pub(crate) struct Peers {
     pub(crate) most: usize,
-    /// A peer that is idle for so long is dropped.
+    /// How long a peer may be idle before it is dropped.
     pub(crate) timeout: Duration,
     pub(crate) served: Mutex<Vec<Arc<Peer>>>,
 }
@@ -141,7 +141,8 @@ impl Peers {
         })
     }
 
-    /// Whether there is no place for an address. Then an idle peer has to give way.
+    /// Whether a peer at this address can get no place. If so, the peer that is idle for longest has to give way, if it has
+    /// been idle for long enough.
     fn is_full(&self, from: Option<IpAddr>) -> bool {
         let served = locked(&self.served);
         let of_address = served.iter().filter(|peer| peer.from == from).count();
@@ -173,7 +174,7 @@ impl Peers {
     }
 }
 
-/// Appends an element, and removes the oldest if there are too many.
+/// Appends an element, and removes the oldest one if there are [`MOST_WAITING`].
 fn queue<T>(all: &mut VecDeque<T>, one: T) {
     if all.len() >= MOST_WAITING {
         all.pop_front();
@@ -187,7 +188,7 @@ pub(crate) fn refuse(incoming: Incoming, reason: &str) {
     let _ = incoming.reject(reason.as_bytes());
 }
 
-/// The place of a served peer; it is freed when this is dropped.
+/// A place that a served peer takes; dropping it frees the place.
 struct Place<'p> {
     peers: &'p Peers,
     peer: Arc<Peer>,
@@ -199,7 +200,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A served peer, and its activity.
+/// A served peer, and since when it has been idle.
 pub(crate) struct Peer {
     from: Option<IpAddr>,
     timeout: Duration,
@@ -215,12 +216,12 @@ struct State {
 }
 
 impl Peer {
-    /// Notes that the peer has made progress.
+    /// Notes that the peer has made progress, which ends its idle time.
     pub(crate) fn steps(&self) {
         locked(&self.state).since = Some(Instant::now());
     }
 
-    /// Notes that the peer has moved so many bytes. A few do not count.
+    /// Notes that the peer has moved `bytes`. Its idle time ends when it has moved [`LEAST`] since it last ended.
     pub(crate) fn moves(&self, bytes: u64) {
         let mut state = locked(&self.state);
         state.moved += bytes;
@@ -231,12 +232,12 @@ impl Peer {
         }
     }
 
-    /// Notes that the peer waits for this side, which does not count as idle.
+    /// Notes that the peer waits for this side, which is not idle time.
     pub(crate) fn waits(&self) {
         locked(&self.state).since = None;
     }
 
-    /// For how long the peer has been idle.
+    /// Returns how long the peer has been idle.
     pub(crate) fn idle(&self) -> Duration {
         let since = locked(&self.state).since;
         since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -252,7 +253,7 @@ impl Peer {
         state.gives_way |= idle >= patience;
     }
 
-    /// Fails if the peer is no longer served.
+    /// Fails if the peer has been idle for too long, or has to give way to another one.
     pub(crate) fn check(&self) -> Result<()> {
         let gives_way = locked(&self.state).gives_way;
         if gives_way || self.idle() >= self.timeout {

@@ -1,4 +1,4 @@
-//! Accepting: the queue pair comes up, the answer leaves, and the peer completes.
+//! Accepting a connection request: brings the queue pair up, sends the reply, and waits until the peer has completed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use super::request::Request;
 use super::side::{Side, reject};
 use super::target::Target;
 
-/// Which of the two things that an accept waits for have happened: the queue pair is up, the peer has completed.
+/// Which of the two events have happened that an accept waits for: the queue pair is in RTS, and the peer has completed.
 #[derive(Default)]
 pub(super) struct AcceptProgress {
     queue_pair: bool,
@@ -22,7 +22,7 @@ pub(super) struct AcceptProgress {
 pub(super) struct Accept {
     pub(super) side: Arc<Side>,
     pub(super) target: Target,
-    /// The peer's private data.
+    /// The private data of the peer's request.
     pub(super) private_data: Arc<[u8]>,
     pub(super) request: Arc<Request<Connection>>,
     pub(super) progress: Arc<Mutex<AcceptProgress>>,
@@ -66,7 +66,7 @@ impl Accept {
         up.on_done(move |up| self.send_when(up, own));
     }
 
-    /// Sends the answer once the queue pair is up.
+    /// Sends the reply to the peer if the queue pair was brought up (`done` is `Ok`); otherwise rejects the request.
     fn send_when(&self, done: Result<(), VerbError>, own: Offer) {
         match done {
             Ok(()) => {
@@ -120,7 +120,7 @@ impl Accept {
         self.request.end(Err(error));
     }
 
-    /// The accept has failed, and the queue pair is up already.
+    /// Ends the accept with `error`, and flushes the queue pair, which may have been brought up already.
     fn end_queue_pair(&self, error: ConnectError) {
         if self.brings_up {
             self.target.flush_unasked();

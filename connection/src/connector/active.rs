@@ -65,7 +65,8 @@ impl Accepted {
         }
     }
 
-    /// The attributes with which a program that does so itself modifies the queue pair to INIT, RTR and RTS.
+    /// Returns the attributes for INIT, RTR and RTS, for a program that modifies the queue pair itself before it completes
+    /// the connection.
     ///
     /// # Errors
     /// The device was removed.
@@ -76,36 +77,36 @@ impl Accepted {
         side.steps(planned)
     }
 
-    /// The peer's queue pair.
+    /// Returns the number of the peer's queue pair.
     pub const fn remote_qpn(&self) -> Qpn {
         self.peer.endpoint.qp_num
     }
 
-    /// The peer's private data, padded with zeros to at least 196 bytes.
+    /// Returns the private data of the peer's reply, padded with zeros to at least 196 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }
 
-    /// Copies the peer's private data, and returns their length.
+    /// Copies the private data of the peer's reply, and returns its length.
     ///
     /// # Errors
-    /// [`ConnectError::PrivateData`] where the buffer is too short; it is filled all the same.
+    /// [`ConnectError::PrivateData`] if the buffer is too short; it is filled nevertheless.
     pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
         copied(&self.peer.private_data, into)
     }
 
-    /// The agreed read limits, from this side's point of view.
+    /// Returns the read limits that both sides agreed on, from this side's point of view.
     pub const fn reads(&self) -> ReadLimits {
         self.reads
     }
 
-    /// The RNR retry count that the peer asks for; `None` where the transport does not carry it.
+    /// Returns the RNR retry count that the peer asks this side to use; `None` where the transport does not convey it.
     pub const fn offered_rnr_retry(&self) -> Option<u8> {
         self.peer.rnr_retry
     }
 
-    /// Brings the queue pair to RTS, then sends the RTU or its counterpart. If the peer has given up meanwhile, this fails with
-    /// [`ConnectError::Aborted`], and the queue pair is either untouched or flushed.
+    /// Completes the connection: brings the queue pair to RTS, and sends the RTU message or its equivalent. If the peer has
+    /// given up meanwhile, this fails with [`ConnectError::Aborted`], and the queue pair is either untouched or flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {
         let Some(side) = self.side.take() else {
             return Started::ready(Err(ConnectError::NotConnected));
@@ -147,10 +148,10 @@ impl Accepted {
         started
     }
 
-    /// Rejects the connection after all: the peer's accept fails.
+    /// Rejects the connection although the peer has accepted it: the peer's accept fails.
     ///
     /// # Errors
-    /// Too much private data: the connection is aborted without them.
+    /// The private data is too long: the connection is aborted without it.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
         let Some(side) = self.side.take() else {
             return Err(ConnectError::NotConnected);

@@ -9,8 +9,8 @@ use super::request::{Request, begin};
 use super::side::{Side, watch};
 use super::target::Target;
 
-/// An established connection. It keeps the identity of its queue pair, which the program may destroy at any time. Dropping it
-/// disconnects; the queue pair is not modified.
+/// One end of an established connection. The program may destroy its queue pair at any time. Dropping this value
+/// disconnects, but does not modify the queue pair.
 ///
 /// ```
 /// # use polyverbs::connection::{ConnectionOptions, Connector};
@@ -37,7 +37,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The peer's private data: of its reply on the active side, of its request on the passive one.
+    /// Returns the peer's private data: on the active side that of the peer's reply, on the passive side that of its
+    /// request.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -50,18 +51,18 @@ impl Connection {
         watch(is_over, &mut state.watchers)
     }
 
-    /// Completes when TIMEWAIT is over: the connection has ended, and InfiniBand's connection manager may use its communication
-    /// IDs again. On other transports that is the end of the connection.
+    /// Completes when the connection's TIMEWAIT is over: InfiniBand's connection manager may use its communication IDs
+    /// again. On other transports it completes when the connection has ended.
     pub fn timewait_exit(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
         let timewait_is_over = state.timewait_is_over;
         watch(timewait_is_over, &mut state.timewait_watchers)
     }
 
-    /// Ends the connection, and flushes the queue pair when the peer has confirmed that.
+    /// Ends the connection, and flushes the queue pair when the peer has confirmed the end.
     ///
     /// # Errors
-    /// [`ConnectError::Phase`] where the queue pair no longer exists: the connection has ended all the same.
+    /// [`ConnectError::Phase`] if the queue pair no longer exists; the connection has ended nevertheless.
     pub fn disconnect(&self) -> Started<(), ConnectError> {
         let target = self.target.clone();
         let flush = move |request| match target.close() {
@@ -72,7 +73,7 @@ impl Connection {
         self.side.tell_peer(&self.target.context, flush)
     }
 
-    /// Ends the connection, and completes when the peer has confirmed that. The queue pair is not modified.
+    /// Ends the connection, and completes when the peer has confirmed the end. The queue pair is not modified.
     pub fn end(&self) -> Started<(), ConnectError> {
         let context = &self.target.context;
         self.side.tell_peer(context, |request| request.end(Ok(())))
@@ -97,7 +98,7 @@ fn flush_phase(target: &Target, request: Arc<Request<()>>) {
     }
 }
 
-/// Flushes a queue pair: all outstanding requests complete, in order. The connection is not ended.
+/// Flushes a queue pair by moving it to ERR: all outstanding requests complete, in order. The connection is not ended.
 ///
 /// ```
 /// use polyverbs::{WcStatus, connection::flush, wr::ReceiveRequest};
@@ -124,7 +125,8 @@ pub fn flush(qp: &Qp) -> Started<(), ConnectError> {
     started
 }
 
-/// Returns the connection on success; otherwise the backend gives it up, and notifies the peer.
+/// Returns the connection if `result` is a success; otherwise gives the connection up at the backend, which notifies the
+/// peer.
 pub(super) fn settle(
     side: Arc<Side>,
     target: &Target,

@@ -1,4 +1,4 @@
-//! What one side offers the other, and what both agree on.
+//! The offer that one side sends to the other, and the parameters that both agree on.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -116,8 +116,8 @@ pub(super) fn with_path_mtu(options: PathOptions, offer: &Offer) -> PathOptions 
     offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
 }
 
-/// The PSNs with which the queue pair is brought up. On some backends each side names the PSN that it expects, on others the
-/// one that it sends.
+/// Returns the PSNs for the attributes of the queue pair. On some backends the messages of each side contain the PSN that
+/// it expects, on others the one that it sends.
 pub(super) fn numbered(
     options: PathOptions,
     own_psn: Psn,
@@ -155,7 +155,8 @@ pub(super) fn limits_of(offer: &Offer) -> ReadLimits {
     }
 }
 
-/// The limits that both sides agree on: neither starts more reads than the other serves.
+/// Returns the read limits that both sides agree on: neither has more reads outstanding than the other executes at one
+/// time.
 pub(super) fn agreed(own: ReadLimits, peer: &Offer) -> ReadLimits {
     ReadLimits {
         inbound: own.inbound.min(peer.outbound_reads),

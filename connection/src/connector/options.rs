@@ -1,13 +1,13 @@
-//! What a program asks of a connection.
+//! The options with which a program makes a connection.
 
 use verbs_api::{PathOptions, ids::Psn};
 
-/// How many RDMA Reads and atomics one side has at one time, from its own point of view.
+/// How many RDMA reads and atomics one side of a connection handles at one time, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Incoming ones that it serves (responder resources, IRD).
+    /// How many of the peer's reads and atomics it executes at one time (responder resources, IRD).
     pub inbound: u8,
-    /// Outgoing ones that are outstanding (initiator depth, ORD).
+    /// How many reads and atomics of its own it has outstanding at one time (initiator depth, ORD).
     pub outbound: u8,
 }
 
@@ -27,7 +27,7 @@ pub struct ConnectionOptions {
     pub(super) reads: ReadLimits,
     pub(super) private_data: Vec<u8>,
     pub(super) source_port: u16,
-    /// Set where the program modifies the queue pair itself.
+    /// The PSN that the program chose; `None` unless it modifies the queue pair itself.
     pub(super) takes_psn: Option<Psn>,
 }
 
@@ -48,38 +48,41 @@ impl Default for ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// 16 reads each way, no private data, no access for the peer.
+    /// Options with 16 reads in each direction, no private data, and no access rights for the peer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How the queue pair is brought up, such as with the [access](PathOptions::access) that the peer has.
+    /// Sets the options with which the queue pair is brought up, such as the peer's [access rights](PathOptions::access).
     pub fn path(mut self, path: PathOptions) -> Self {
         self.path = path;
         self
     }
 
-    /// Most reads each way; reduced to what the device has and the peer offers.
+    /// Sets the largest number of reads and atomics in each direction; it is reduced to the device's limits and the peer's
+    /// offer.
     pub fn reads(mut self, inbound: u8, outbound: u8) -> Self {
         self.reads = ReadLimits { inbound, outbound };
         self
     }
 
-    /// Private data for the peer, of at most [`Connector::max_private_data`](crate::Connector::max_private_data).
+    /// Sets the private data that is sent to the peer, of at most
+    /// [`Connector::max_private_data`](crate::Connector::max_private_data).
     pub fn private_data(mut self, private_data: &[u8]) -> Self {
         self.private_data = private_data.to_vec();
         self
     }
 
-    /// Source port of the active side, which its peer sees; by default one is assigned.
+    /// Sets the source port of the active side, which its peer sees; by default one is assigned.
     pub const fn source_port(mut self, port: u16) -> Self {
         self.source_port = port;
         self
     }
 
-    /// The program modifies the queue pair itself, by [`Accepted::steps`](crate::Accepted::steps) or [`Incoming::steps`](crate::Incoming::steps), before it completes or accepts.
-    /// `psn` is the PSN at which the peer is to begin (within one process, at which this side begins), as in the steps. Not on
-    /// iWARP.
+    /// Leaves it to the program to modify the queue pair, with the attributes of
+    /// [`Accepted::steps`](crate::Accepted::steps) or [`Incoming::steps`](crate::Incoming::steps), before it completes or
+    /// accepts. `psn` is the first PSN that the peer sends (within one process, the first that this side sends), as in
+    /// those attributes. Not possible on iWARP.
     pub const fn brought_up_by_program(mut self, psn: Psn) -> Self {
         self.takes_psn = Some(psn);
         self

@@ -23,7 +23,7 @@ use super::request::begin;
 use super::side::{Side, reject};
 use super::target::Target;
 
-/// Listens for connection requests. Dropping it stops that, and refuses the requests that wait.
+/// Listens for connection requests at an address. Dropping it ends that, and refuses the pending requests.
 ///
 /// ```
 /// use polyverbs::connection::{ConnectionOptions, Connector};
@@ -60,12 +60,12 @@ pub(super) struct IncomingQueue {
 }
 
 impl Listener {
-    /// The address at which it listens.
+    /// Returns the address at which it listens.
     pub const fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// The next request. If the result is dropped unclaimed the request stays in the queue. Fails with
+    /// Returns a future of the next connection request. If it is dropped, the request stays in the backlog. Fails with
     /// [`VerbError::DeviceRemoved`] when the connector's device was removed.
     pub fn next(&self) -> Started<Incoming, ConnectError> {
         self.queue.waiting.next()
@@ -120,46 +120,46 @@ impl QueuedRequest for Incoming {
 /// An incoming connection request. Dropping it refuses it.
 pub struct Incoming {
     side: Option<Arc<Side>>,
-    /// The device of its listener.
+    /// The device of the listener.
     context: Context,
     peer: Offer,
-    /// The backlog of its listener.
+    /// The backlog of the listener.
     others: Weak<Backlog<Self>>,
 }
 
 impl Incoming {
-    /// The peer's private data, padded with zeros to at least 56 bytes.
+    /// Returns the private data of the peer's request, padded with zeros to at least 56 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }
 
-    /// Copies the peer's private data, and returns their length.
+    /// Copies the private data of the peer's request, and returns its length.
     ///
     /// # Errors
-    /// [`ConnectError::PrivateData`] where the buffer is too short; it is filled all the same.
+    /// [`ConnectError::PrivateData`] if the buffer is too short; it is filled nevertheless.
     pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
         copied(&self.peer.private_data, into)
     }
 
-    /// The peer's address, where the network reports it.
+    /// Returns the peer's address; `None` where the network does not report it.
     pub const fn from(&self) -> Option<SocketAddr> {
         self.peer.from
     }
 
-    /// Whether the device admits the user of the requesting process at its address. Meaningful only if [`from`](Self::from) is the
-    /// device's own address: over TCP any user of the machine can connect from that address.
+    /// Whether the device admits the user of the requesting process at its address. Meaningful only if [`from`](Self::from)
+    /// is the device's own address: over TCP every user of the machine can connect from that address.
     pub fn is_admitted(&self) -> bool {
         let side = self.side.as_ref();
         side.is_some_and(|side| side.token().is_ok_and(|token| side.backend.admits(token)))
     }
 
-    /// The peer's queue pair.
+    /// Returns the number of the peer's queue pair.
     pub const fn remote_qpn(&self) -> Qpn {
         self.peer.endpoint.qp_num
     }
 
-    /// The attributes with which a program that does so itself modifies a queue pair to INIT, RTR and RTS, for the options with
-    /// which it is going to accept.
+    /// Returns the attributes for INIT, RTR and RTS, for a program that modifies the queue pair itself before it accepts
+    /// with these options.
     ///
     /// # Errors
     /// The device was removed.
@@ -173,7 +173,8 @@ impl Incoming {
         side.steps(options.reliable_steps(&self.context, &endpoint)?)
     }
 
-    /// The peer's read limits, from this side's point of view: this side may start the reads that the peer serves.
+    /// Returns the read limits that the peer offers, from this side's point of view: this side may have as many reads
+    /// outstanding as the peer executes at one time.
     pub const fn offered_reads(&self) -> ReadLimits {
         ReadLimits {
             inbound: self.peer.outbound_reads,
@@ -181,20 +182,20 @@ impl Incoming {
         }
     }
 
-    /// The peer's retry count; `None` where the transport does not carry it.
+    /// Returns the peer's retry count; `None` where the transport does not convey it.
     pub const fn offered_retry_cnt(&self) -> Option<u8> {
         self.peer.retry_cnt
     }
 
-    /// The RNR retry count that the peer asks for; `None` where the transport does not carry it.
+    /// Returns the RNR retry count that the peer asks this side to use; `None` where the transport does not convey it.
     pub const fn offered_rnr_retry(&self) -> Option<u8> {
         self.peer.rnr_retry
     }
 
-    /// Refuses the request.
+    /// Refuses the connection request, and sends this private data to the peer.
     ///
     /// # Errors
-    /// Too much private data: the request is refused without them.
+    /// The private data is too long: the request is refused without it.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
         let Some(side) = self.side.take() else {
             return Err(ConnectError::NotConnected);
@@ -206,7 +207,8 @@ impl Incoming {
         reject(&side, Refusal::Program, private_data)
     }
 
-    /// Brings the queue pair to RTS and accepts. Completes when the peer has completed.
+    /// Accepts the connection request: brings the queue pair to RTS and sends the reply. Completes when the peer has
+    /// completed the connection.
     ///
     /// If this fails, reset the queue pair before it is used again.
     pub fn accept(
@@ -267,11 +269,12 @@ impl Incoming {
 }
 
 impl Incoming {
-    /// Accepts, and calls `then` when the peer has completed. A peer that has completed may request another connection at once:
-    /// the listener holds that request back until `then` is in place, so that the program sees both in order.
+    /// Accepts the connection request, and calls `then` when the peer has completed the connection. The peer may then send
+    /// another connection request at once: the listener holds that request back until `then` is registered, so that the
+    /// program sees both in order.
     ///
     /// # Errors
-    /// The accept has failed already; `then` is not called.
+    /// The accept has failed before `then` was registered; `then` is not called.
     pub fn accept_then(
         self,
         qp: &Qp,

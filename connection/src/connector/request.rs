@@ -1,4 +1,4 @@
-//! Calls under way.
+//! Pending calls of a program.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,13 +8,13 @@ use verbs_api::{
     provider::{Completer, Outcome},
 };
 
-/// A call under way. Its first outcome counts; the removal of the device is one.
+/// A pending call of the program, such as a connect. Its first outcome counts; the removal of the device is one.
 pub(crate) struct Request<T> {
     completer: Completer<T, ConnectError>,
     pending: Mutex<Option<Pending>>,
 }
 
-/// What a call keeps as long as it is under way.
+/// What a call needs while it is pending.
 struct Pending {
     guard: Outcome<()>,
     context: Context,
@@ -62,7 +62,8 @@ impl<T: Send + 'static> Request<T> {
         }
     }
 
-    /// The event; without one the call was replaced by another, and ends as canceled.
+    /// Returns the event that ends the call. If there is none, because another call has replaced this one, the call ends as
+    /// canceled.
     pub(super) fn or_cancel(&self, event: Option<CmEvent>) -> Option<CmEvent> {
         if event.is_none() {
             self.end(Err(VerbError::Canceled.into()));

@@ -15,7 +15,7 @@ use super::Connector;
 use super::offer::fits;
 use super::request::{Request, begin};
 
-/// The connections of a connector and its clones that exist.
+/// The established connections of a connector and its clones.
 #[derive(Clone, Default)]
 pub(super) struct Established(Arc<Mutex<Vec<Weak<Side>>>>);
 
@@ -38,12 +38,12 @@ impl Established {
     }
 }
 
-/// Whether received private data are padded.
+/// Whether the peer's private data is padded before the program gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Padding {
-    /// With zeros, to the length of InfiniBand's messages.
+    /// Private data is padded with zeros to the length of InfiniBand's messages.
     Padded,
-    /// As the transport delivers them.
+    /// Private data has the length with which the transport delivers it.
     AsSent,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn summary(event: &CmEvent) -> String {
 
 pub(super) type Waiter = Box<dyn FnOnce(Option<CmEvent>) + Send>;
 
-/// One end of a connection.
+/// One end of a connection: its state, and the calls that wait for its events.
 pub(super) struct Side {
     pub(super) backend: Arc<dyn Backend>,
     padding: Padding,
@@ -77,12 +77,12 @@ pub(super) struct Side {
 #[derive(Default)]
 pub(super) struct SideState {
     pub(super) token: Option<Token>,
-    /// Events from before the token is known.
+    /// Events that the backend has reported before the token was known; `None` afterwards.
     pub(super) early: Option<VecDeque<CmEvent>>,
     pub(super) waiter: Option<Waiter>,
     pub(super) watchers: Vec<Completer<(), ConnectError>>,
     pub(super) is_over: bool,
-    /// Those that wait for the end of TIMEWAIT.
+    /// The futures that wait for the end of TIMEWAIT.
     pub(super) timewait_watchers: Vec<Completer<(), ConnectError>>,
     pub(super) timewait_is_over: bool,
 }
@@ -105,7 +105,8 @@ impl Side {
         self.lock().token = Some(token);
     }
 
-    /// The backend has begun to connect, and may have reported events already: handles them now.
+    /// Notes the token of the connection that the backend has started, and handles the events that the backend has reported
+    /// before.
     pub(super) fn begun(&self, token: Token) {
         self.set_token(token);
         loop {
@@ -123,7 +124,7 @@ impl Side {
         self.lock().token.ok_or(ConnectError::NotConnected)
     }
 
-    /// The steps of a program that modifies its queue pair itself.
+    /// Returns the attributes for the three steps, for a program that modifies its queue pair itself.
     pub(super) fn steps(
         &self,
         planned: [QpAttributes; 3],

@@ -1,4 +1,4 @@
-//! The queue pair of a call, by its identity.
+//! The queue pair of a connection, remembered by its identity.
 
 use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::provider::backend::{BringUp, ConnectError};
@@ -8,7 +8,7 @@ use verbs_api::{Context, PathOptions, Qp, QpEndpoint, Started, Transport, VerbEr
 
 use super::side::Side;
 
-/// The identity of a queue pair.
+/// The identity of a connection's queue pair, which the program may destroy at any time.
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) context: Context,
@@ -23,7 +23,7 @@ impl Target {
         }
     }
 
-    /// The queue pair, if it still exists.
+    /// Returns the queue pair, or an error if it no longer exists.
     pub(super) fn find(&self) -> Result<Qp, ConnectError> {
         let gone = || VerbError::InvalidHandle(ObjectKind::Qp);
         let found = self.context.find_qp(self.id).ok_or_else(gone);
@@ -48,7 +48,8 @@ impl Target {
         })
     }
 
-    /// Closes gracefully a stream between queue pairs of one process, which no carrier closes.
+    /// Closes the stream between two queue pairs of one process in good order; on other networks the connection's backend
+    /// does that.
     pub(super) fn close(&self) -> Option<Started<()>> {
         let attributes = self.context.attributes();
         let is_in_process = matches!(self.context.carrier(), Some(Carrier::InProcess));
@@ -60,7 +61,7 @@ impl Target {
         is_ready.then(|| qp.modify(QpAttributes::new().qp_state(QpState::Sqd)))
     }
 
-    /// Flushes the queue pair if it still exists, and does not wait for it.
+    /// Flushes the queue pair if it still exists, without waiting for the end.
     pub(super) fn flush_unasked(&self) {
         if let Ok(flushed) = self.flush() {
             flushed.on_done(|_| {});

@@ -1,11 +1,11 @@
-//! Room for connections: how much of it peers may take, and who makes room for whom.
+//! Limits the number of connections that peers request, and decides which connection is given up for a new one.
 //!
-//! The address of a request may be forged, so a connection that a peer asked for is *unproven* until a message shows that what
-//! was sent to its address arrived: one that names the communication ID of this side. Each source has a quota. Where there is
-//! no room the oldest unproven connection is given up, where a source has its quota the oldest of that source: forged
-//! requests in the name of a peer cannot keep that peer out. Connections that the program asks for do not count. While requests from an
-//! address are unproven, a REQ of the program to that address is limited as a REP is, because a forged request may be the reason
-//! why the program connects.
+//! The source address of a request may be forged. So a connection that a peer has requested is *unproven* until a message
+//! with the communication ID of this side arrives, which shows that its sender has received a message at this address. Each
+//! source address has a quota. If there is no room, the oldest unproven connection is given up; if a source has used up its
+//! quota, the oldest of that source. So forged requests in the name of a peer cannot keep that peer out. Connections that
+//! the program requests do not count. While requests from an address are unproven, the messages for a REQ of the program to
+//! that address are limited as those for a REP are, because a forged request may be the reason why the program connects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,18 +16,18 @@ use super::connection::Arrival;
 use super::manager::Manager;
 use super::types::{CommId, Event, ListenerId, State};
 
-/// Connections that peers have asked for.
+/// The connections that peers have requested, in the order in which they may be given up for new ones.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     arrivals: u64,
-    /// REQs and SIDR_REQs that the program has not answered, by age.
+    /// REQs and SIDR_REQs that the program has not answered, for each listener by age.
     unanswered: ByAge<ListenerId>,
-    /// Unproven connections and those in TIMEWAIT, by age.
+    /// Unproven connections and those in TIMEWAIT, by age: these may be given up.
     replaceable: ByAge<()>,
     counts: BTreeMap<Share, usize>,
 }
 
-/// Connections by age: of each listener, or of all, and of each source there.
+/// Connections by age, for each `L` (a listener, or `()` for all), and there also for each source address.
 #[derive(Debug)]
 struct ByAge<L> {
     all: BTreeSet<(L, Arrival)>,
@@ -49,7 +49,7 @@ impl<L: Copy + Ord> ByAge<L> {
         self.of_source.insert((of, from, arrival));
     }
 
-    /// Returns whether the set contained the connection.
+    /// Removes a connection; returns whether the set contained it.
     fn remove(&mut self, of: L, from: LinkAddress, arrival: Arrival) -> bool {
         self.of_source.remove(&(of, from, arrival));
         self.all.remove(&(of, arrival))
@@ -70,18 +70,18 @@ impl<L: Copy + Ord> ByAge<L> {
 const FIRST: Arrival = (0, 0);
 const LAST: Arrival = (u64::MAX, u32::MAX);
 
-/// What has a limit.
+/// A group of connections whose number is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Share {
-    /// All connections that peers have asked for.
+    /// All connections that peers have requested.
     All,
-    /// Those of one source.
+    /// The connections that one source address has requested.
     Source(LinkAddress),
-    /// Those of one source that are unproven.
+    /// The unproven connections that one source address has requested.
     Unproven(LinkAddress),
-    /// Unanswered requests of a listener.
+    /// The requests to a listener that the program has not answered.
     Listener(ListenerId),
-    /// Those of one source.
+    /// The requests of one source address to a listener that the program has not answered.
     ListenerSource(ListenerId, LinkAddress),
 }
 
@@ -103,14 +103,15 @@ impl Admission {
         }
     }
 
-    /// Connections that peers have asked for.
+    /// Returns how many connections exist that peers have requested.
     pub(super) fn len(&self) -> usize {
         self.count(Share::All)
     }
 }
 
 impl Manager {
-    /// Makes room for a request of a source to a listener; `false` where nothing may be given up.
+    /// Makes room for a request of a source to a listener, if necessary by giving up an old one. Returns `false` if there
+    /// is no room and none may be given up.
     pub(super) fn make_room(&mut self, listener: ListenerId, from: LinkAddress) -> bool {
         let most = self.options.max_connections;
         let backlog = self.listeners.get(&listener);
@@ -135,12 +136,13 @@ impl Manager {
         !is_full || self.give_way(oldest)
     }
 
-    /// Whether a source has its part of so much room.
+    /// Whether a source has used up its part of `room` places.
     fn has_part(&self, share: Share, room: usize) -> bool {
         self.admission.count(share) >= room.div_ceil(SOURCES)
     }
 
-    /// Gives up a connection for another one, if there is one. Nothing is sent: its peer, if there is one, asks again.
+    /// Gives up connection `id` for another one; returns `false` if `id` is `None`. No message is sent: its peer, if it
+    /// exists, repeats its request.
     fn give_way(&mut self, id: Option<u32>) -> bool {
         let Some(id) = id else { return false };
         let state = self.state(CommId(id));
@@ -154,7 +156,7 @@ impl Manager {
         true
     }
 
-    /// A peer has asked for this connection.
+    /// Counts a connection that a peer has requested, and limits the messages to its address until that is proven.
     pub(super) fn admit(&mut self, listener: ListenerId, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -174,7 +176,7 @@ impl Manager {
         admission.add(Share::ListenerSource(listener, from));
     }
 
-    /// The program has answered the request, or it is over.
+    /// Removes the request from the unanswered ones, because the program has answered it or it has ended.
     pub(super) fn close(&mut self, id: u32) {
         let Some(connection) = self.connections.get(&id) else {
             return;
@@ -189,7 +191,7 @@ impl Manager {
         }
     }
 
-    /// The connection does not exist any more.
+    /// Uncounts a connection that no longer exists.
     pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
         self.admission.replaceable.remove((), from, arrival);
         self.admission.subtract(Share::All);
@@ -199,13 +201,14 @@ impl Manager {
         }
     }
 
-    /// How many messages a request of the program may send to an address before that proves itself; `None` for any number.
+    /// Returns how many messages a REQ of the program may send to an address before the address is proven; `None` for no
+    /// limit.
     pub(super) fn allowance_to(&self, address: LinkAddress) -> Option<u32> {
         let is_suspect = self.admission.count(Share::Unproven(address)) > 0;
         is_suspect.then_some(ALLOWANCE)
     }
 
-    /// The peer's address is not forged.
+    /// Marks the address of a connection's peer as proven: it is not forged. This ends the limit on messages.
     pub(super) fn prove(&mut self, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -225,7 +228,7 @@ impl Manager {
         }
     }
 
-    /// The connection has ended, and only keeps its numbers.
+    /// Lets a connection that has ended and only reserves its communication ID be given up for new ones.
     pub(super) fn make_replaceable(&mut self, id: u32) {
         let Some(connection) = self.connections.get(&id) else {
             return;
@@ -237,9 +240,10 @@ impl Manager {
     }
 }
 
-/// How long an answer is waited for from an address that has not proven itself, whatever it asks for.
+/// How long this side waits for an answer from an unproven address, whatever timeout the peer asks for.
 pub(super) const UNPROVEN: Duration = Duration::from_secs(10);
-/// Messages that may be sent to an unproven address for each that came from there (RFC 9000 section 8.1). All are of one length.
+/// How many messages may be sent to an unproven address for each that came from there (RFC 9000 section 8.1). All messages
+/// have the same length.
 pub(super) const ALLOWANCE: u32 = 3;
-/// Sources that share all room there is: a source may take no more than this part of it.
+/// A source address may take one part in this many of all places.
 const SOURCES: usize = 2;

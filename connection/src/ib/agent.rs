@@ -30,33 +30,33 @@ use super::{liveness, private};
 use crate::notice::Notice;
 use crate::panics::FirstPanic;
 
-/// Connects queue pairs of one device on an IP network by InfiniBand's connection manager.
+/// Connects queue pairs of one device on an IP network, as a backend over InfiniBand's connection manager.
 ///
-/// A device has one agent, however many connectors a program makes: [`of`](Self::of) finds it. Its calls fail once the device
-/// was removed.
+/// A device has one agent, however many connectors a program makes: [`of`](Self::of) returns it. Its calls fail once the
+/// device was removed.
 pub struct Agent {
     port: Weak<dyn ManagementPort>,
     state: Mutex<State>,
-    /// Held while sending, so that messages leave in order. Locked before the state.
+    /// Held while sending, so that messages are sent in order. It is locked before the state.
     sending: Mutex<()>,
 }
 
 struct State {
     manager: Manager,
     ends: BTreeMap<CommId, End>,
-    /// Sinks of connections in TIMEWAIT.
+    /// The sinks of connections that are in TIMEWAIT.
     timewait: BTreeMap<CommId, Arc<dyn Sink>>,
     listeners: BTreeMap<ListenerId, Listening>,
-    /// The wake-up that was requested of the port.
+    /// The time for which the port was last asked to call [`ManagementSink::due`]; `None` if it was not.
     wakes_at: Option<Duration>,
     next_port: u16,
     notices: VecDeque<Notice>,
     is_notifying: bool,
 }
 
-/// The sink of a connection or of a question.
+/// The sink of a connection, or of a request to resolve a datagram service.
 enum End {
-    /// The program has not answered it yet.
+    /// A connection request of a peer that the program has not answered yet.
     Asked(Arc<dyn ListenSink<Offer>>),
     Joined(Arc<dyn Sink>),
     Questioned(Arc<dyn ListenSink<Question>>),
@@ -76,7 +76,7 @@ enum ListenerSink {
 }
 
 impl Agent {
-    /// The agent of this port.
+    /// Returns the agent of this port, and makes it if there is none.
     pub fn of(port: &Arc<dyn ManagementPort>) -> Result<Arc<Self>, ConnectError> {
         let sink = port.attach(&mut || Self::new(port));
         let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
@@ -121,7 +121,7 @@ impl Agent {
         port.ok_or_else(|| VerbError::DeviceRemoved.into())
     }
 
-    /// Calls the manager, sends its messages and delivers its events.
+    /// Calls the manager by `what`, then sends the messages and delivers the events that result.
     fn with<T>(&self, port: &dyn ManagementPort, what: impl FnOnce(&mut State, Time) -> T) -> T {
         let now = Time::default().after(port.now());
         let result = what(&mut self.lock(), now);
@@ -404,7 +404,7 @@ impl State {
         }
     }
 
-    // The sink gets no more events than this, and the end of TIMEWAIT.
+    // After this event the sink gets only the end of TIMEWAIT.
     fn last_event(&mut self, id: CommId, event: CmEvent) -> Option<Notice> {
         match self.ends.remove(&id) {
             Some(End::Joined(sink)) => {
@@ -580,7 +580,7 @@ impl Backend for Agent {
 
     fn complete(&self, token: Token) {
         let Ok(port) = self.port() else { return };
-        // If this fails the peer is gone, which the sink is told.
+        // If this fails, the peer is gone, which an event reports to the sink.
         let _ = self.with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
     }
 
@@ -762,8 +762,9 @@ impl ManagementSink for Agent {
     }
 }
 
-/// The addresses in the RDMA connection manager's header. `None` if the header is missing, or if its source differs from the source of
-/// the datagram: programs trust a peer by its address, so a peer must not be able to choose that address.
+/// Returns the socket addresses in the RDMA connection manager's header of a message from `from`. `None` if the header is
+/// missing, or if its source differs from the source of the datagram: programs trust a peer by its address, so a peer must
+/// not be able to choose that address.
 fn addresses_of(
     from: LinkAddress,
     service_id: u64,
@@ -831,16 +832,16 @@ mod sidr_status {
     pub(super) const VERSION: u8 = 5;
 }
 
-/// Requests that the manager keeps for each that the program has room for. One source may have half of them, and besides those
-/// that wait in the program's backlog there are those that the program has taken and not answered.
+/// How many requests the manager keeps for each place in the program's backlog. One source may take half of them, and they
+/// include requests that the program has taken out of its backlog and not answered.
 const ROOM_PER_REQUEST: usize = 4;
 
-/// First port that is assigned to a program that names none.
+/// The lowest port that is assigned to a listener without a port of its own.
 const FIRST_PORT: u16 = 49_152;
-/// Response timeout, 1.07 s, and number of retries: an absent peer is detected after nine seconds.
+/// The response timeout as a code: 1.07 s. With [`RETRIES`] an absent peer is detected after nine seconds.
 const RESPONSE_TIMEOUT: u8 = 18;
 const RETRIES: u8 = 7;
-/// Packet lifetime: 4 ms.
+/// The packet lifetime as a code: 4 ms.
 const PACKET_LIFE_TIME: u8 = 10;
-/// Interval of liveness probes: a killed peer is detected after fifteen seconds.
+/// The interval between liveness probes: a killed peer is detected after fifteen seconds.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(4);

@@ -18,7 +18,7 @@ impl Manager {
     /// Requests a connection: sends a REQ.
     ///
     /// # Errors
-    /// Too much private data, or no room for another connection.
+    /// The private data is too long, or there is no room for another connection.
     pub fn connect(&mut self, now: Time, request: &Request<'_>) -> Result<CommId, CmError> {
         fits(request.private_data, private::REQ)?;
         let response = self.response_time(
@@ -93,10 +93,10 @@ impl Manager {
         message.into()
     }
 
-    /// Accepts a connection: sends a REP.
+    /// Accepts a peer's connection request: sends a REP.
     ///
     /// # Errors
-    /// No REQ waits for an answer, or too much private data.
+    /// The connection has no REQ to answer, or the private data is too long.
     pub fn reply(&mut self, now: Time, id: CommId, reply: &Reply<'_>) -> Result<(), CmError> {
         let guid = self.options.ca_guid;
         let target_ack_delay = self.options.target_ack_delay.min(31);
@@ -134,10 +134,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Completes the handshake once the queue pair is ready: sends an RTU.
+    /// Completes a connection whose queue pair has been brought up: sends an RTU.
     ///
     /// # Errors
-    /// No REP waits for it, or too much private data.
+    /// The connection has no REP to answer, or the private data is too long.
     pub fn ready(&mut self, id: CommId, private_data: &[u8]) -> Result<(), CmError> {
         let connection = self.in_state(id, &[State::RepRcvd, State::MraRepSent])?;
         fits(private_data, private::RTU)?;
@@ -152,10 +152,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Establishes a connection whose queue pair has received traffic before the RTU.
+    /// Marks a connection as established whose queue pair has received traffic before the RTU.
     ///
     /// # Errors
-    /// [`CmError::Connected`] where it is established already; a state in which no REP has been sent.
+    /// [`CmError::Connected`] if it is established already; [`CmError::State`] if no REP has been sent.
     pub fn established(&mut self, now: Time, id: CommId) -> Result<(), CmError> {
         if self.state(id) == Some(State::Established) {
             return Err(CmError::Connected);
@@ -173,7 +173,8 @@ impl Manager {
         Ok(())
     }
 
-    /// A queue pair has received traffic: where it still waits for the RTU, the connection is established.
+    /// Marks the connection of a queue pair as established if it still waits for the RTU, because the queue pair has
+    /// received traffic.
     pub fn handle_traffic(&mut self, now: Time, qp: Qpn) {
         if let Some(&id) = self.unready.get(&qp.value()) {
             // In any other state there is nothing to do.
@@ -184,7 +185,7 @@ impl Manager {
     /// Refuses a REQ or a REP, or withdraws this side's own REQ or REP: sends a REJ.
     ///
     /// # Errors
-    /// Nothing to refuse, or too much private data.
+    /// There is nothing to refuse, or the private data is too long.
     pub fn reject(
         &mut self,
         now: Time,
@@ -212,10 +213,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Asks the peer to wait longer for the answer: sends an MRA. The time is 4.096 µs x 2^`service_timeout`.
+    /// Asks the peer to wait longer for the program's answer: sends an MRA. The time is 4.096 µs x 2^`service_timeout`.
     ///
     /// # Errors
-    /// Nothing waits for an answer, or too much private data.
+    /// The peer waits for no answer, or the private data is too long.
     pub fn delay(
         &mut self,
         id: CommId,
@@ -246,7 +247,7 @@ impl Manager {
     /// Ends a connection: sends a DREQ.
     ///
     /// # Errors
-    /// It is not established, or too much private data.
+    /// The connection is not established, or the private data is too long.
     pub fn disconnect(
         &mut self,
         now: Time,
@@ -273,7 +274,7 @@ impl Manager {
     /// Confirms the end of a connection: sends a DREP.
     ///
     /// # Errors
-    /// No DREQ waits for it, or too much private data.
+    /// The connection has no DREQ to answer, or the private data is too long.
     pub fn confirm_disconnect(
         &mut self,
         now: Time,
@@ -293,7 +294,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection in whatever way its state demands (IBTA 12.9.6).
+    /// Ends a connection with the message that its state requires (IBTA 12.9.6).
     ///
     /// [`Event::TimewaitExit`] reports when its communication ID may be used again.
     ///
@@ -341,10 +342,11 @@ impl Manager {
         }
     }
 
-    /// Asks for the datagram queue pair of a service: sends a SIDR_REQ. The answer may take 4.096 µs x 2^`response_timeout`.
+    /// Asks a peer for the datagram queue pair of a service: sends a SIDR_REQ. The answer may take 4.096 µs x
+    /// 2^`response_timeout`.
     ///
     /// # Errors
-    /// Too much private data, or no room for another resolution.
+    /// The private data is too long, or there is no room for another resolution.
     pub fn resolve(
         &mut self,
         now: Time,
@@ -377,10 +379,10 @@ impl Manager {
         Ok(CommId(id))
     }
 
-    /// Answers with the datagram queue pair of a service: sends a SIDR_REP.
+    /// Answers a peer with the datagram queue pair of a service: sends a SIDR_REP.
     ///
     /// # Errors
-    /// No SIDR_REQ waits for it, or too much private data.
+    /// There is no SIDR_REQ to answer, or the private data is too long.
     pub fn resolve_reply(&mut self, id: CommId, answer: &Resolution<'_>) -> Result<(), CmError> {
         let connection = self.in_state(id, &[State::SidrReqRcvd])?;
         fits(answer.private_data, private::SIDR_REP)?;

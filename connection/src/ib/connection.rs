@@ -12,11 +12,11 @@ use verbs_api::{
 
 use super::types::{ListenerId, Path, State, Transport};
 
-/// A connection that a peer has asked for: which one it was, and its communication ID.
+/// Identifies a connection that a peer has requested: its number in the order of arrival, and its communication ID.
 pub(super) type Arrival = (u64, u32);
 
-/// A peer's address, the GUID of its adapter, and a number that the adapter assigned. Adapters with the same GUID at different
-/// addresses are different adapters.
+/// Identifies an object of a peer: the peer's address, the GUID of its adapter, and a number that the adapter assigned to
+/// the object, for example a queue pair number. Equal GUIDs at different addresses are those of different adapters.
 pub(super) type PeerKey = (LinkAddress, u64, u32);
 
 #[derive(Clone, Debug)]
@@ -26,13 +26,13 @@ pub(super) struct Connection {
     pub(super) service_id: u64,
     pub(super) transport: Transport,
     pub(super) transaction_id: u64,
-    /// 0 where not known yet.
+    /// The peer's communication ID; 0 while it is not known.
     pub(super) remote_comm_id: u32,
     pub(super) remote_guid: u64,
     pub(super) listener: Option<ListenerId>,
-    /// Where the peer asked for it.
+    /// The place in the order of arrival; `None` if the program itself requested the connection.
     pub(super) arrival: Option<Arrival>,
-    /// Messages that may still be sent to an address that has not proven to be the peer's.
+    /// How many messages may still be sent to an address that is not proven to be the peer's; `None` if it is proven.
     pub(super) allowance: Option<u32>,
     pub(super) local_qpn: Qpn,
     pub(super) remote_qpn: Qpn,
@@ -43,20 +43,20 @@ pub(super) struct Connection {
     pub(super) retry_count: u8,
     pub(super) rnr_retry_count: u8,
     pub(super) ack_timeout: u8,
-    /// How long the peer may take to answer.
+    /// How long the peer may take to answer a message before it is repeated.
     pub(super) response: Duration,
     pub(super) max_cm_retries: u8,
     pub(super) retries_left: u8,
-    /// The message that is repeated until it is answered.
+    /// The message that is repeated until the peer answers it.
     pub(super) repeated: Option<Box<Message>>,
-    /// The answer that is repeated when the peer repeats its message.
+    /// The answer that is sent again when the peer repeats its message.
     pub(super) answer: Option<Box<Message>>,
     pub(super) due: Option<Time>,
-    /// When to give up, whatever the peer says.
+    /// When this side gives up, whatever timeouts and retries the peer asks for.
     pub(super) patient_until: Time,
-    /// Until then a REQ that was refused because nobody listens is repeated.
+    /// Until this time a REQ is repeated that the peer refused because no program listens.
     pub(super) listens_by: Time,
-    /// The repeated message was refused, not left unanswered.
+    /// Whether the peer refused the repeated message, rather than not answering it.
     pub(super) is_refused: bool,
 }
 
@@ -94,12 +94,12 @@ impl Connection {
         }
     }
 
-    /// The key of something to which the peer's adapter assigned this number.
+    /// Returns the key of an object to which the peer's adapter assigned this number.
     pub(super) fn peer_key(&self, number: u32) -> PeerKey {
         (self.path.address, self.remote_guid, number)
     }
 
-    /// An XRC target outlives its connection, and other initiators may use it.
+    /// Whether the local queue pair is an XRC target, which outlives its connection and which other initiators may use.
     pub(super) fn is_xrc_target(&self) -> bool {
         self.transport == Transport::Xrc && self.listener.is_some()
     }
@@ -108,7 +108,7 @@ impl Connection {
         self.transport == Transport::Xrc && self.listener.is_none()
     }
 
-    /// Attributes that bring the queue pair to `to`; `None` while the handshake has not come that far.
+    /// Returns the attributes that move the queue pair to the state `to`; `None` while the handshake has not come that far.
     pub(super) fn qp_attributes(&self, to: QpState) -> Option<QpAttributes> {
         let attributes = QpAttributes::new().qp_state(to);
         match to {

@@ -4,37 +4,37 @@ use std::time::Duration;
 
 use super::types::CmError;
 
-/// How a manager is set up.
+/// The options of a connection manager.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ManagerOptions {
-    /// GUID of the adapter. Unique in the network.
+    /// The GUID of the adapter, unique in the network.
     pub ca_guid: u64,
-    /// Upper bits of the communication IDs; the lower `comm_id_bits` are zero here.
+    /// The upper bits of this manager's communication IDs; the lower `comm_id_bits` are zero here.
     pub comm_id_base: u32,
-    /// Lower bits of a communication ID that the manager chooses, 1 to 32.
+    /// How many lower bits of a communication ID the manager chooses, 1 to 32.
     pub comm_id_bits: u32,
-    /// What communication IDs follow from. Hard to guess from outside.
+    /// The seed from which communication IDs are derived, so it must be hard to guess for others.
     pub seed: u64,
-    /// How long the adapter takes to acknowledge: 4.096 µs x 2^n.
+    /// How long the adapter takes to acknowledge a packet: 4.096 µs x 2^n.
     pub target_ack_delay: u8,
-    /// Most connections that peers ask for, in any state; and most that the program asks for.
+    /// Most connections in any state that peers have requested; and most that the program has requested.
     pub max_connections: usize,
-    /// Most requests of each listener that the program has not answered, unless [`Manager::set_backlog`](super::Manager::set_backlog)
-    /// sets another number.
+    /// Most requests of one listener that the program has not answered, unless
+    /// [`Manager::set_backlog`](super::Manager::set_backlog) sets another number.
     pub backlog: usize,
-    /// Most messages that wait to be sent.
+    /// Most messages in the queue to be sent; further ones are dropped.
     pub max_outgoing: usize,
-    /// Longest time that this side waits for a peer, whatever timeouts the peer encodes and however often it asks for more;
-    /// and how long the program may take to answer a request that the peer does not repeat.
+    /// The longest time that this side waits for a peer, whatever timeouts the peer encodes and however often it asks for
+    /// more; and the longest time that the program may take to answer a request that the peer does not repeat.
     pub patience: Duration,
-    /// How often a peer's adapter is probed; `None` for never.
+    /// The time between two liveness probes of a peer's adapter; `None` for no probes.
     pub liveness_interval: Option<Duration>,
-    /// Local port of incoming connections.
+    /// The local port of incoming connections, counted from 1.
     pub port_num: u8,
-    /// Their partition key, as an index.
+    /// The index of the partition key of incoming connections.
     pub pkey_index: u16,
-    /// Their local GID, as an index.
+    /// The index of the local GID of incoming connections.
     pub sgid_index: u8,
 }
 
@@ -58,20 +58,20 @@ impl Default for ManagerOptions {
     }
 }
 
-/// Counters of a manager.
+/// Counters of a connection manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Messages of no connection, or not allowed in its state.
+    /// Received messages that belong to no connection, or are not allowed in its state.
     pub stray: u64,
-    /// Messages from another address than the connection's.
+    /// Received messages from another address than the connection's.
     pub misdirected: u64,
-    /// Messages received more than once.
+    /// Messages that were received more than once.
     pub duplicates: u64,
-    /// Messages sent again for want of an answer.
+    /// Messages that were sent again because they were not answered.
     pub retries: u64,
-    /// Requests refused for want of room.
+    /// Requests of peers that were refused because there was no room.
     pub refused: u64,
-    /// Messages not sent because too many waited.
+    /// Messages that were not sent because too many were queued, or because the address is unproven.
     pub unsent: u64,
 }
 

@@ -1,10 +1,11 @@
-//! Liveness probes: whether the peers of connections are still there.
+//! Liveness probes: check whether the peers of connections still exist.
 //!
 //! A connection that carries nothing does not show that its peer is gone, and a killed process sends no DREQ where no
 //! operating system sends one for it. So each adapter with connections to this one is probed periodically, once for all of
-//! them, with a DREQ for an unused communication ID: a live connection manager answers DREP, so that the sender may stop
-//! repeating itself. An adapter that has answered and then stops answering is gone, and its connections end. An adapter whose
-//! GUID is one of this library's is expected to answer from the start: it may have been killed right after it connected.
+//! them, with a DREQ for an unused communication ID: a live connection manager answers it with a DREP, so that the sender
+//! need not repeat the DREQ. An adapter that has answered and then stops answering is gone, and its connections end. An
+//! adapter whose GUID is one of this library's is expected to answer from the start: it may have been killed right after it
+//! connected.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::probed::{Adapter, Probe};
 use super::types::{CommId, Event, State};
 
 impl Manager {
-    /// There is a connection with this adapter: probes it from now on.
+    /// Probes this adapter from now on, because there is a connection with it.
     pub(super) fn watch_adapter(&mut self, now: Time, address: LinkAddress, guid: u64) {
         let adapter = (address, guid);
         let is_full = self.liveness.len() >= self.options.max_connections;
@@ -71,13 +72,14 @@ impl Manager {
         self.liveness.set(adapter, next);
     }
 
-    /// The connections with an adapter, in any state.
+    /// Returns the connections with an adapter, in any state.
     fn connections_with(&self, (address, guid): Adapter) -> impl Iterator<Item = u32> + use<'_> {
         let all = (address, guid, 0)..=(address, guid, u32::MAX);
         self.by_request.range(all).map(|(_, id)| *id)
     }
 
-    /// Sends a DREQ for a real connection under an unused ID of this side: it reaches the same process, and ends nothing.
+    /// Probes the adapter of connection `id`: sends a DREQ with the peer's communication ID but an unused one of this side,
+    /// so that it reaches the peer's process and ends no connection. Returns the probe with its new due time.
     fn send_probe(&mut self, now: Time, id: u32, probe: Probe) -> Probe {
         if self.liveness.unused_id == 0 {
             self.liveness.unused_id = self.free_id().unwrap_or_default();
@@ -106,13 +108,13 @@ impl Manager {
         }
     }
 
-    /// Whether a DREQ is a probe for an adapter that had this address before, and so is gone.
+    /// Whether a DREQ is a liveness probe for an adapter that had this address earlier and no longer exists.
     pub(super) fn is_probe_for_another(&self, dreq: &Dreq) -> bool {
         let marked = &dreq.private_data.0;
         marked.starts_with(&MARK) && !marked.starts_with(&marked_guid(self.options.ca_guid))
     }
 
-    /// Whether a DREP answers a probe; then the adapter is alive.
+    /// Whether a DREP answers a liveness probe; then the adapter is alive, and its next probe is scheduled.
     pub(super) fn answers_probe(
         &mut self,
         now: Time,
@@ -143,7 +145,8 @@ impl Manager {
         true
     }
 
-    /// Ends the connections with an adapter that is gone. Each sends a DREQ, for a peer that was only stopped and goes on.
+    /// Ends the connections with an adapter that no longer answers. A DREQ is sent for each, in case the peer was only
+    /// stopped and resumes.
     fn end_connections_with(&mut self, now: Time, adapter: Adapter) {
         for id in self.connections_with(adapter).collect::<Vec<_>>() {
             let of = self.connections.get(&id);
@@ -163,7 +166,7 @@ impl Manager {
     }
 }
 
-/// A GUID for an adapter of this library, which tells others that it answers probes.
+/// Returns the GUID of an adapter of this library. Its upper half shows other such adapters that it answers probes.
 pub(super) const fn guid(number: u32) -> u64 {
     OURS | number as u64
 }
@@ -172,7 +175,7 @@ const fn always_answers(guid: u64) -> bool {
     guid >> u32::BITS == OURS >> u32::BITS
 }
 
-/// The private data of a probe: the adapter that it is for. Other connection managers ignore it.
+/// Returns the private data of a probe, which names the adapter that is probed. Other connection managers ignore it.
 fn marked_guid(guid: u64) -> [u8; 16] {
     let mut marked = [0; 16];
     marked[..8].copy_from_slice(&MARK);
@@ -181,10 +184,10 @@ fn marked_guid(guid: u64) -> [u8; 16] {
 }
 
 const MARK: [u8; 8] = *b"polyverb";
-/// Upper half of an EUI-64 that no manufacturer assigns: the local bit, and "pvb".
+/// Upper half of the GUID of this library's adapters, an EUI-64 that no manufacturer assigns: the local bit, and "pvb".
 const OURS: u64 = 0x0270_7662_0000_0000;
-/// How long after the beginning of a connection the first probe leaves.
+/// The time from the beginning of a connection to the first probe of its adapter.
 const FIRST: Duration = Duration::from_millis(500);
-/// After how long an unanswered probe is repeated, and how many may stay unanswered.
+/// The time after which an unanswered probe is repeated.
 const AGAIN: Duration = Duration::from_millis(1500);
 const MOST: u32 = 7;

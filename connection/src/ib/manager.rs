@@ -1,4 +1,5 @@
-//! The connections of one address, and what they share: communication IDs, listeners, timers, queues.
+//! The connection manager of one address: its connections, and the communication IDs, listeners, timers and queues that
+//! they share.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -18,14 +19,15 @@ use super::probed::Probed;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
 
-/// First service ID that is assigned to a program that names none (IBTA annex A3).
+/// The lowest service ID that is assigned to a listener without one of its own (IBTA annex A3).
 const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
 
 /// InfiniBand's connection manager for one address, as a state machine.
 ///
-/// *In*: [`handle_message`](Self::handle_message), [`handle_timeout`](Self::handle_timeout), and the program's calls. *Out*:
-/// [`poll_message`](Self::poll_message), [`poll_event`](Self::poll_event) and [`next_due`](Self::next_due): poll them in this
-/// order after each input. A call that is not allowed in the connection's state changes nothing and sends nothing.
+/// *In*: [`handle_message`](Self::handle_message), [`handle_timeout`](Self::handle_timeout), and the program's calls.
+/// *Out*: [`poll_message`](Self::poll_message), [`poll_event`](Self::poll_event) and [`next_due`](Self::next_due): call
+/// them in this order after each input. A call that is not allowed in the connection's state changes nothing and sends no
+/// message.
 ///
 /// After [`Event::Rejected`], a timeout or [`Event::TimewaitExit`] a communication ID may be used for another connection.
 #[derive(Debug)]
@@ -33,11 +35,11 @@ pub struct Manager {
     pub(super) options: ManagerOptions,
     pub(super) listeners: BTreeMap<ListenerId, Listening>,
     pub(super) connections: BTreeMap<u32, Connection>,
-    /// By the peer and its communication ID.
+    /// The connections by their peer and its communication ID.
     pub(super) by_request: BTreeMap<PeerKey, u32>,
-    /// By the peer and its queue pair: connections that are established, or in TIMEWAIT.
+    /// The connections that are established or in TIMEWAIT, by their peer and its queue pair.
     pub(super) by_qpn: BTreeMap<PeerKey, u32>,
-    /// By the local queue pair: connections that wait for the RTU.
+    /// The connections that wait for the RTU, by their local queue pair.
     pub(super) unready: BTreeMap<u32, u32>,
     pub(super) questions: BTreeMap<(LinkAddress, u32), u32>,
     pub(super) admission: Admission,
@@ -60,7 +62,7 @@ pub(super) struct Listening {
 }
 
 impl Manager {
-    /// A manager without connections.
+    /// Creates a manager without connections.
     pub fn new(options: ManagerOptions) -> Self {
         Self {
             random: StdRng::seed_from_u64(options.seed),
@@ -83,10 +85,11 @@ impl Manager {
         }
     }
 
-    /// Listens for services whose bits under `mask` are those of `service_id`. For service 0 an ID is assigned.
+    /// Listens for the services whose ID equals `service_id` in the bits of `mask`. For service 0 an ID is assigned.
+    /// Returns the listener and its service ID.
     ///
     /// # Errors
-    /// Another listener has some of these services.
+    /// Another listener has one of these services.
     pub fn listen(&mut self, service_id: u64, mask: u64) -> Result<(ListenerId, u64), CmError> {
         let (service_id, mask) = match service_id {
             0 => {
@@ -110,14 +113,14 @@ impl Manager {
         Ok((id, service_id))
     }
 
-    /// Sets how many requests of a listener the program may leave unanswered: [`ManagerOptions::backlog`] before.
+    /// Sets how many requests of a listener the program may leave unanswered, in place of [`ManagerOptions::backlog`].
     pub fn set_backlog(&mut self, listener: ListenerId, backlog: usize) {
         if let Some(listening) = self.listeners.get_mut(&listener) {
             listening.backlog = backlog;
         }
     }
 
-    /// Stops listening. Requests that were reported are still to be answered.
+    /// Stops listening. The program still has to answer requests that were reported before.
     ///
     /// # Errors
     /// There is no such listener.
@@ -126,30 +129,30 @@ impl Manager {
         removed.map(drop).ok_or(CmError::Unknown)
     }
 
-    /// The state of a connection; `None` where there is none.
+    /// Returns the state of a connection; `None` if it does not exist.
     pub fn state(&self, id: CommId) -> Option<State> {
         self.connections
             .get(&id.0)
             .map(|connection| connection.state)
     }
 
-    /// The service of a connection's queue pairs; `None` where there is none.
+    /// Returns the service type of a connection's queue pairs; `None` if the connection does not exist.
     pub fn transport(&self, id: CommId) -> Option<Transport> {
         let connection = self.connections.get(&id.0)?;
         Some(connection.transport)
     }
 
-    /// Connections in any state.
+    /// Returns the number of connections in any state.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// The counters.
+    /// Returns the counters of the manager.
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Attributes that bring the queue pair of a connection to `to`.
+    /// Returns the attributes that move the queue pair of a connection to the state `to`.
     ///
     /// # Errors
     /// The handshake has not come that far, or the connection has ended.
@@ -159,23 +162,23 @@ impl Manager {
         attributes.ok_or(CmError::State(connection.state))
     }
 
-    /// The next message to send.
+    /// Returns the next message to send; `None` if there is none.
     pub fn poll_message(&mut self) -> Option<Outgoing> {
         self.outgoing.pop_front()
     }
 
-    /// The next event.
+    /// Returns the next event for the program; `None` if there is none.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout); `None` if no timer runs.
     pub fn next_due(&self) -> Option<Time> {
         let timer = self.timers.first().map(|(due, _)| *due);
         timer.into_iter().chain(self.liveness.next_due()).min()
     }
 
-    /// Time has passed.
+    /// Handles the timers that have expired at the time `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.probe_adapters(now);
         while let Some(&(due, id)) = self.timers.first() {
@@ -190,8 +193,9 @@ impl Manager {
         }
     }
 
-    /// The system refuses to send to an address, with this error number. A message that waits for an answer from there is sent again
-    /// at once, because a firewall may refuse one message and not the next, and fails when no retry is left.
+    /// Handles that the system refuses to send to an address, with this error number. A message that was sent there and is
+    /// not answered is sent again at once, because a firewall may refuse one message and not the next; its connection fails
+    /// when no retry is left.
     pub fn handle_refusal(&mut self, now: Time, to: LinkAddress, errno: i32) {
         let waits = |(_, connection): &(&u32, &Connection)| {
             connection.path.address == to && connection.state.awaits_answer()
@@ -260,7 +264,7 @@ impl Manager {
         });
     }
 
-    /// Sends a REJ for a timeout, with the adapter's GUID: the peer's answer may still be under way.
+    /// Sends a REJ with the reason timeout and the adapter's GUID, because the peer's answer may still be on its way.
     pub(super) fn send_timeout(&mut self, id: u32) {
         let guid = self.options.ca_guid.to_be_bytes();
         self.send_rejection(id, reason::TIMEOUT, &guid, &[]);
@@ -316,7 +320,7 @@ impl Manager {
         });
     }
 
-    /// Sends a message until it is answered.
+    /// Sends a message and repeats it until the peer answers.
     pub(super) fn send_until_answered(&mut self, now: Time, id: u32, message: Message) {
         let patience = self.options.patience;
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -336,7 +340,8 @@ impl Manager {
         self.wake(id, due);
     }
 
-    /// Repeats a REQ that was refused because nobody listens yet; `false` where that has been tried for long enough.
+    /// Schedules another repetition of a REQ that the peer refused because no program listens; returns `false` if that has
+    /// been tried for long enough.
     pub(super) fn ask_again(&mut self, now: Time, id: u32) -> bool {
         let at = now.after(AGAIN);
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -350,7 +355,7 @@ impl Manager {
         true
     }
 
-    /// Limits how long the program may take to answer a request.
+    /// Sets the timer that limits how long the program may take to answer a request.
     pub(super) fn wait_for_answer(&mut self, now: Time, id: u32) {
         let until = now.after(self.options.patience);
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -375,7 +380,7 @@ impl Manager {
         }
     }
 
-    /// Stops the timer: the repeated message has been answered.
+    /// Stops the timer of a connection, because its repeated message has been answered.
     pub(super) fn cancel(&mut self, id: u32) {
         if let Some(connection) = self.connections.get_mut(&id)
             && let Some(due) = connection.due.take()
@@ -384,13 +389,15 @@ impl Manager {
         }
     }
 
-    /// 4.096 µs x 2^code and twice the packet lifetime, but no less than [`REPEAT`] and no longer than the longest patience.
+    /// Returns the time after which an unanswered message is repeated: 4.096 µs x 2^code plus twice the packet lifetime, at
+    /// least [`REPEAT`] and at most [`ManagerOptions::patience`].
     pub(super) fn response_time(&self, code: u8, packet_life_time: u8) -> Duration {
         let time = time::decoded(code) + time::decoded(packet_life_time) * 2;
         time.max(REPEAT).min(self.options.patience)
     }
 
-    /// The connection has ended: its communication ID stays reserved until all of its packets have left the network.
+    /// Moves a connection that has ended to TIMEWAIT: its communication ID stays reserved until all of its packets have
+    /// left the network.
     pub(super) fn enter_timewait(&mut self, now: Time, id: u32) {
         self.cancel(id);
         self.close(id);
@@ -426,7 +433,7 @@ impl Manager {
         remove_own(&mut self.questions, asker, id);
     }
 
-    /// A connection that the program asks for.
+    /// Adds a connection that the program requests, and returns its communication ID.
     pub(super) fn add_own(&mut self, connection: Connection) -> Result<u32, CmError> {
         let own = self.connections.len() - self.admission.len();
         if own >= self.options.max_connections {
@@ -441,7 +448,8 @@ impl Manager {
         Ok(id)
     }
 
-    /// A number that no connection has, and that peers cannot guess: who knows it has received it.
+    /// Returns an unused communication ID that others cannot guess, so that a message with it proves that its sender has
+    /// received one.
     pub(super) fn free_id(&mut self) -> Option<u32> {
         let bits = self.options.comm_id_bits.clamp(1, 32);
         let mask = u32::MAX >> (32 - bits);
@@ -456,7 +464,7 @@ impl Manager {
         None
     }
 
-    /// A transaction of one's own: the connection's number, and one for the exchange.
+    /// Returns a new transaction ID for an exchange of the connection `id`.
     pub(super) fn transaction(&mut self, id: u32) -> u64 {
         self.next_transaction = self.next_transaction.wrapping_add(1);
         u64::from(id) << 32 | u64::from(self.next_transaction)
@@ -469,9 +477,9 @@ pub(super) fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
     }
 }
 
-/// How long a REQ is repeated to a peer where nobody listens, and how often: a server may report to its client that it is ready,
+/// How long a REQ is repeated to a peer on which no program listens: a server may report to its client that it is ready,
 /// lose the processor, and listen only then.
 const LISTENS_BY: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_millis(5);
-/// Least time until an unanswered message is repeated, whatever the peer says.
+/// The least time after which an unanswered message is repeated, whatever the peer asks for.
 const REPEAT: Duration = Duration::from_millis(100);

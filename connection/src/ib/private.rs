@@ -1,4 +1,4 @@
-//! Private data: how much room each message has, and how much of it is the program's.
+//! Private data: how many bytes each message has room for, and how many of them the program may use.
 //!
 //! With the RDMA connection manager, the private data of REQ and SIDR_REQ begin with a header of 36 bytes (IBTA annex A11).
 
@@ -11,25 +11,25 @@ use verbs_api::provider::backend::PrivateDataLimits;
 
 use super::types::CmError;
 
-/// Octets of a REQ.
+/// Bytes of private data in a REQ.
 pub const REQ: usize = 92;
-/// Octets of an MRA.
+/// Bytes of private data in an MRA.
 pub const MRA: usize = 222;
-/// Octets of a REJ.
+/// Bytes of private data in a REJ.
 pub const REJ: usize = 148;
-/// Octets of a REP.
+/// Bytes of private data in a REP.
 pub const REP: usize = 196;
-/// Octets of an RTU.
+/// Bytes of private data in an RTU.
 pub const RTU: usize = 224;
-/// Octets of a DREQ.
+/// Bytes of private data in a DREQ.
 pub const DREQ: usize = 220;
-/// Octets of a DREP.
+/// Bytes of private data in a DREP.
 pub const DREP: usize = 224;
-/// Octets of a SIDR_REQ.
+/// Bytes of private data in a SIDR_REQ.
 pub const SIDR_REQ: usize = 216;
-/// Octets of a SIDR_REP.
+/// Bytes of private data in a SIDR_REP.
 pub const SIDR_REP: usize = 136;
-/// Bytes of the RDMA connection manager's header in a REQ and a SIDR_REQ.
+/// Bytes that the RDMA connection manager's header takes of the private data of a REQ or SIDR_REQ.
 pub const RDMA_CM: usize = RdmaCm::LEN;
 
 // What the API promises to programs.
@@ -39,21 +39,21 @@ const _: () = {
     assert!(limits.resolve == SIDR_REQ - RDMA_CM && limits.answer == SIDR_REP);
 };
 
-/// Private data that begin with the RDMA connection manager's header.
+/// The private data of a REQ or SIDR_REQ that begins with the RDMA connection manager's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addressed<'a> {
-    /// The active side.
+    /// The socket address of the active side.
     pub source: SocketAddr,
-    /// The passive side.
+    /// The socket address of the passive side.
     pub destination: SocketAddr,
-    /// The program's, padded with zeros.
+    /// The program's private data, padded with zeros.
     pub private_data: &'a [u8],
 }
 
-/// Private data of at most `room` bytes, with the header in front.
+/// Returns private data with the RDMA connection manager's header in front, of at most `room` bytes together.
 ///
 /// # Errors
-/// More private data than fits, or addresses of two families.
+/// The program's private data does not fit, or the two addresses are of different families.
 pub fn with_addresses(
     room: usize,
     source: SocketAddr,
@@ -68,7 +68,8 @@ pub fn with_addresses(
     Ok(bytes)
 }
 
-/// Splits the header off; `None` where it is missing or invalid, or the service is not a port.
+/// Splits private data into the RDMA connection manager's header and the program's part; `None` if the header is missing or
+/// invalid, or the service ID is not that of a port.
 pub fn addresses(service_id: u64, private_data: &[u8]) -> Option<Addressed<'_>> {
     let (header, private_data) = RdmaCm::split(private_data)?;
     let (source, destination) = header.addresses()?;

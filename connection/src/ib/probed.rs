@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 
-/// An adapter: its address and its GUID.
+/// Identifies a peer's adapter by its address and its GUID.
 pub(super) type Adapter = (LinkAddress, u64);
 
-/// The adapters that are probed.
+/// The adapters whose liveness is probed.
 #[derive(Debug, Default)]
 pub(super) struct Probed {
     pub(super) probes: BTreeMap<Adapter, Probe>,
     pub(super) due: BTreeSet<(Time, Adapter)>,
-    /// The unused communication ID that probes name; 0 until it is needed.
+    /// A communication ID that no connection has, and that probes contain; 0 until the first probe.
     pub(super) unused_id: u32,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Probe {
     pub(super) due: Time,
     pub(super) transaction_id: u64,
     pub(super) unanswered: u32,
-    /// The silence of an adapter that has never answered means nothing.
+    /// Whether the adapter has ever answered a probe. If not, missing answers do not show that it is gone.
     pub(super) has_answered: bool,
 }
 
@@ -31,7 +31,7 @@ impl Probed {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// How many adapters are probed.
+    /// Returns how many adapters are probed.
     pub(super) fn len(&self) -> usize {
         self.probes.len()
     }

@@ -16,11 +16,11 @@ use super::manager::{Listening, Manager, remove_own};
 use super::time;
 use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, State, Transport};
 
-/// APR's status where alternate paths are not supported (IBTA 12.8.2).
+/// The status of an APR where alternate paths are not supported (IBTA 12.8.2).
 const ALTERNATE_PATHS_UNSUPPORTED: u8 = 2;
-/// The time that an MRA asks for while the program has not answered a repeated REQ: 4.3 s.
+/// The time, as a code, that an MRA asks the peer to wait when the program has not answered a repeated REQ: 4.3 s.
 const SERVICE_TIMEOUT: u8 = 20;
-/// How often a REP is repeated at most, whatever the peer asks for.
+/// The largest number of times that a REP is repeated, whatever the peer asks for.
 const MOST_RETRIES: u8 = 7;
 
 /// The sender of a message, and the transaction that the message belongs to.
@@ -31,7 +31,7 @@ struct Sender {
 }
 
 impl Manager {
-    /// Handles a message received from `from`.
+    /// Handles a message of the connection manager that was received from the address `from`.
     pub fn handle_message(
         &mut self,
         now: Time,
@@ -96,7 +96,7 @@ impl Manager {
         }
     }
 
-    /// The peer uses its queue pair anew: its old connection is stale.
+    /// Ends an established connection whose peer has begun to use its queue pair for another one.
     fn end_stale(&mut self, now: Time, old: u32) {
         if self.state(CommId(old)) == Some(State::Established) {
             // It cannot fail: the state allows it, and there is no private data.
@@ -214,7 +214,7 @@ impl Manager {
         }
     }
 
-    /// Refuses a REQ for which there is no connection.
+    /// Sends a REJ for a REQ that has no connection.
     fn refuse(&mut self, from: Sender, req: &Req, reason: u16) {
         let rej = Rej {
             remote_comm_id: req.local_comm_id,
@@ -224,7 +224,8 @@ impl Manager {
         self.send_to(from.address, from.transaction_id, rej.into());
     }
 
-    /// The connection of a message: both communication IDs and the address must match, and the address is proven thereby.
+    /// Returns the connection of a message if both communication IDs and the source address match, which proves the
+    /// address.
     fn find(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
         if !self.is_of(from, own, remote) {
             return None;
@@ -247,7 +248,8 @@ impl Manager {
         }
     }
 
-    /// The same, also while the peer's communication ID is not known yet because the REQ is unanswered.
+    /// Returns the connection of a message as [`find`](Self::find) does, but accepts any communication ID of the peer while
+    /// the REQ is unanswered and that ID not known.
     fn find_asking(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
         let is_asking = |connection: &Connection| {
             matches!(connection.state, State::ReqSent | State::MraReqRcvd)
@@ -426,7 +428,8 @@ impl Manager {
         });
     }
 
-    /// The connection of a REJ. A peer that timed out before it knew our communication ID names its adapter's GUID instead.
+    /// Returns the connection of a REJ. A peer that timed out before it knew this side's communication ID names this
+    /// adapter's GUID instead.
     fn rejected(&mut self, from: Sender, rej: &Rej) -> Option<u32> {
         if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 {
             let [a, b, c, d, e, f, g, h, ..] = rej.info.0;
@@ -496,7 +499,7 @@ impl Manager {
         }
     }
 
-    /// Sends the DREP again: it was lost, or both sides sent a DREQ.
+    /// Sends the DREP again, because it was lost or both sides have sent a DREQ.
     fn confirm_again(&mut self, from: Sender, id: u32) {
         let Some(connection) = self.connections.get(&id) else {
             return;

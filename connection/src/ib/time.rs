@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-/// 4.096 µs x 2^code, code up to 31.
+/// Returns the time that a code of 0 to 31 stands for: 4.096 µs x 2^code.
 pub fn decoded(code: u8) -> Duration {
     Duration::from_nanos(4096 << code.min(31))
 }
 
-/// The local ACK timeout of a path, as a code: the adapter's delay and twice the packet lifetime.
+/// Returns the local ACK timeout of a path as a code: the adapter's delay plus twice the packet lifetime.
 ///
-/// The sum of two powers is the next one where they are equal, and nearer to it where they are next to each other
-/// (IBTA 12.7.34).
+/// The sum of two powers of two is the next power if they are equal, and is rounded up to it if they are adjacent (IBTA
+/// 12.7.34).
 pub fn ack_timeout(target_ack_delay: u8, packet_life_time: u8) -> u8 {
     let there_and_back = packet_life_time.saturating_add(1);
     let longer = there_and_back.max(target_ack_delay);
@@ -18,7 +18,8 @@ pub fn ack_timeout(target_ack_delay: u8, packet_life_time: u8) -> u8 {
     longer.saturating_add(u8::from(are_near)).min(31)
 }
 
-/// How long a connection that has ended keeps its communication ID: until all of its packets have left the network.
+/// Returns how long a connection stays in TIMEWAIT and keeps its communication ID: until all of its packets have left the
+/// network.
 pub fn timewait(ack_timeout: u8) -> Duration {
     Duration::from_millis(1 << ack_timeout.min(31).saturating_sub(8))
 }

@@ -7,49 +7,50 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Port, Psn, Qpn},
 };
 
-/// A connection's *local communication ID*.
+/// The local communication ID of a connection or of a service ID resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommId(pub u32);
 
-/// The identity of a listener.
+/// Identifies a listener of a connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub(super) u32);
 
-/// The state of a connection (IBTA 12.9.5). An idle connection does not exist.
+/// The state of a connection or of a service ID resolution (IBTA 12.9.5). One in the idle state does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// REQ sent.
+    /// This side has sent a REQ and waits for the answer.
     ReqSent,
-    /// REQ received.
+    /// A REQ was received, which the program has not answered yet.
     ReqRcvd,
-    /// REQ received, MRA sent.
+    /// A REQ was received, and this side has asked for more time with an MRA.
     MraReqSent,
-    /// REQ sent, MRA received.
+    /// This side has sent a REQ, and the peer has asked for more time with an MRA.
     MraReqRcvd,
-    /// REP sent.
+    /// This side has sent a REP and waits for the RTU.
     RepSent,
-    /// REP received.
+    /// A REP was received; the program has to bring the queue pair up and confirm.
     RepRcvd,
-    /// REP received, MRA sent.
+    /// A REP was received, and this side has asked for more time with an MRA.
     MraRepSent,
-    /// REP sent, MRA received.
+    /// This side has sent a REP, and the peer has asked for more time with an MRA.
     MraRepRcvd,
-    /// Connected.
+    /// The connection is established.
     Established,
-    /// DREQ sent.
+    /// This side has sent a DREQ and waits for the DREP.
     DreqSent,
-    /// DREQ received.
+    /// A DREQ was received, which the program has not confirmed yet.
     DreqRcvd,
-    /// Ended; its communication ID stays reserved until all of its packets have left the network.
+    /// TIMEWAIT: the connection has ended; its communication ID stays reserved until all of its packets have left the
+    /// network.
     TimeWait,
-    /// SIDR_REQ sent.
+    /// This side has sent a SIDR_REQ and waits for the SIDR_REP.
     SidrReqSent,
-    /// SIDR_REQ received.
+    /// A SIDR_REQ was received, which the program has not answered yet.
     SidrReqRcvd,
 }
 
 impl State {
-    /// Every state.
+    /// All states, each once.
     pub const ALL: [Self; 14] = [
         Self::ReqSent,
         Self::ReqRcvd,
@@ -67,7 +68,7 @@ impl State {
         Self::SidrReqRcvd,
     ];
 
-    /// Whether a message is repeated until the peer answers it.
+    /// Whether this side repeats a message in this state until the peer answers it.
     pub(super) const fn awaits_answer(self) -> bool {
         matches!(
             self,
@@ -89,53 +90,54 @@ impl State {
     }
 }
 
-/// The service of a connection's queue pairs.
+/// The service type of a connection's queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Transport {
-    /// Reliable connection.
+    /// Reliable connected.
     #[default]
     Rc,
-    /// Unreliable connection.
+    /// Unreliable connected.
     Uc,
-    /// Extended reliable connection: the active side is the initiator, the passive side the target.
+    /// Extended reliable connected (XRC): the active side is the initiator, the passive side the target.
     Xrc,
 }
 
-/// The path to a peer, as messages describe it.
+/// The path to a peer, as messages of the connection manager describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The peer's address on the link.
+    /// The link address of the peer.
     pub address: LinkAddress,
-    /// The local GID.
+    /// The GID of the local port.
     pub local_gid: Gid,
-    /// The peer's GID.
+    /// The GID of the peer's port.
     pub remote_gid: Gid,
-    /// The local port.
+    /// The local port, counted from 1.
     pub port_num: Port,
-    /// Index of the partition key.
+    /// The index of the partition key in the local port's table.
     pub pkey_index: u16,
-    /// The partition key.
+    /// The partition key itself.
     pub p_key: u16,
-    /// Index of the local GID.
+    /// The index of the local GID in the port's table.
     pub sgid_index: u8,
-    /// Path MTU.
+    /// The path MTU.
     pub mtu: Mtu,
-    /// Flow label: 20 bits.
+    /// The flow label: 20 bits.
     pub flow_label: u32,
-    /// Traffic class.
+    /// The traffic class of packets.
     pub traffic_class: u8,
-    /// Hop limit.
+    /// The hop limit of packets.
     pub hop_limit: u8,
-    /// Service level.
+    /// The service level of packets.
     pub sl: u8,
-    /// Static rate.
+    /// The static rate of packets, as verbs encode it.
     pub static_rate: u8,
-    /// Packet lifetime: 4.096 µs x 2^n.
+    /// The packet lifetime: 4.096 µs x 2^n.
     pub packet_life_time: u8,
 }
 
 impl Path {
-    /// From `local_gid` to `remote_gid` at `address`, by port 1; the rest as RoCE has it.
+    /// Returns the path through port 1 from `local_gid` to `remote_gid` at `address`, with the defaults of RoCE for the
+    /// rest.
     pub const fn new(address: LinkAddress, local_gid: Gid, remote_gid: Gid) -> Self {
         Self {
             address,
@@ -159,38 +161,38 @@ impl Path {
 /// The contents of a REQ to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The service to connect to.
+    /// The ID of the service to connect to.
     pub service_id: u64,
-    /// The service of the queue pairs.
+    /// The service type of the queue pairs.
     pub transport: Transport,
     /// The path to the peer.
     pub path: Path,
-    /// The local queue pair.
+    /// The number of the local queue pair.
     pub qpn: Qpn,
-    /// The PSN at which the peer is to begin.
+    /// The first PSN that the peer shall send.
     pub starting_psn: Psn,
-    /// Incoming reads and atomics that the local queue pair serves at one time.
+    /// How many reads and atomics of the peer the local queue pair executes at one time.
     pub responder_resources: u8,
-    /// Reads and atomics that the local queue pair has outstanding at one time.
+    /// How many reads and atomics the local queue pair has outstanding at one time.
     pub initiator_depth: u8,
-    /// Retries after a timeout or a sequence error.
+    /// How often the queue pairs retry after a timeout or a sequence error.
     pub retry_count: u8,
-    /// RNR retries, for the peer to use.
+    /// How often the peer shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// The local queue pair has a shared receive queue.
+    /// Whether the local queue pair has a shared receive queue.
     pub srq: bool,
-    /// How soon the peer is to answer: 4.096 µs x 2^n.
+    /// How soon the peer shall answer messages: 4.096 µs x 2^n.
     pub remote_response_timeout: u8,
-    /// How soon this side answers: 4.096 µs x 2^n.
+    /// How soon this side answers messages: 4.096 µs x 2^n.
     pub local_response_timeout: u8,
     /// How often an unanswered message is repeated, 0 to 15.
     pub max_cm_retries: u8,
-    /// Up to 92 bytes.
+    /// The private data of the program, up to 92 bytes.
     pub private_data: &'a [u8],
 }
 
 impl Request<'_> {
-    /// For a reliable connection, with the times and retries that librdmacm uses.
+    /// Returns a request for a reliable connection, with the times and retries that librdmacm uses.
     pub const fn new(service_id: u64, path: Path, qpn: Qpn, starting_psn: Psn) -> Self {
         Self {
             service_id,
@@ -214,24 +216,24 @@ impl Request<'_> {
 /// The contents of a REP to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<'a> {
-    /// The local queue pair; with XRC, the target.
+    /// The number of the local queue pair; with XRC, of the target.
     pub qpn: Qpn,
-    /// The PSN at which the peer is to begin.
+    /// The first PSN that the peer shall send.
     pub starting_psn: Psn,
-    /// Incoming reads and atomics that the local queue pair serves at one time.
+    /// How many reads and atomics of the peer the local queue pair executes at one time.
     pub responder_resources: u8,
-    /// Reads and atomics that the local queue pair has outstanding at one time.
+    /// How many reads and atomics the local queue pair has outstanding at one time.
     pub initiator_depth: u8,
-    /// RNR retries, for the peer to use.
+    /// How often the peer shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// The local queue pair has a shared receive queue.
+    /// Whether the local queue pair has a shared receive queue.
     pub srq: bool,
-    /// Up to 196 bytes.
+    /// The private data of the program, up to 196 bytes.
     pub private_data: &'a [u8],
 }
 
 impl Reply<'_> {
-    /// With the depths that the request asks for.
+    /// Returns a reply with the read limits that the request asks for.
     pub const fn new(qpn: Qpn, starting_psn: Psn, request: &Requested) -> Self {
         Self {
             qpn,
@@ -248,251 +250,251 @@ impl Reply<'_> {
 /// The contents of a REJ to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
-    /// See [`reason`](polyverbs_wire::mad::cm::reason).
+    /// The reason for the rejection: see [`reason`](polyverbs_wire::mad::cm::reason).
     pub reason: u16,
-    /// Additional reject information: up to 72 bytes.
+    /// The additional reject information, up to 72 bytes.
     pub info: &'a [u8],
-    /// Up to 148 bytes.
+    /// The private data of the program, up to 148 bytes.
     pub private_data: &'a [u8],
 }
 
 /// The contents of a SIDR_REP to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Resolution<'a> {
-    /// 0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.
+    /// The status: 0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.
     pub status: u8,
-    /// The datagram queue pair.
+    /// The number of the datagram queue pair.
     pub qpn: Qpn,
-    /// Its Q_Key.
+    /// The Q_Key of the datagram queue pair.
     pub q_key: u32,
-    /// Up to 136 bytes.
+    /// The private data of the program, up to 136 bytes.
     pub private_data: &'a [u8],
 }
 
-/// A REQ that was received. Depths are from this side's point of view: the reads that the peer starts, this side serves.
+/// A received REQ. Its read limits are from this side's point of view: this side executes the reads that the peer starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requested {
-    /// The service that the peer wants.
+    /// The ID of the service that the peer wants to connect to.
     pub service_id: u64,
-    /// The service of the queue pairs.
+    /// The service type of the queue pairs.
     pub transport: Transport,
     /// The path to the peer.
     pub path: Path,
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The PSN at which this side begins to send.
+    /// The first PSN that this side shall send.
     pub starting_psn: Psn,
-    /// GUID of the peer's adapter.
+    /// The GUID of the peer's adapter.
     pub remote_guid: u64,
-    /// Reads and atomics to serve at one time: the peer's `initiator_depth`.
+    /// How many reads and atomics this side executes at one time: the `initiator_depth` of the peer's REQ.
     pub responder_resources: u8,
-    /// Reads and atomics to have outstanding at one time: the peer's `responder_resources`.
+    /// How many reads and atomics this side may have outstanding: the `responder_resources` of the peer's REQ.
     pub initiator_depth: u8,
-    /// Retries after a timeout or a sequence error.
+    /// How often the queue pairs retry after a timeout or a sequence error.
     pub retry_count: u8,
-    /// RNR retries.
+    /// How often this side shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// The peer has a shared receive queue.
+    /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// 92 bytes.
+    /// The private data of the peer, 92 bytes.
     pub private_data: Vec<u8>,
 }
 
-/// A REP that was received. Depths are from this side's point of view.
+/// A received REP. Its read limits are from this side's point of view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replied {
     /// The path to the peer.
     pub path: Path,
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The PSN at which this side begins to send.
+    /// The first PSN that this side shall send.
     pub starting_psn: Psn,
-    /// Reads and atomics to serve at one time.
+    /// How many reads and atomics of the peer this side executes at one time.
     pub responder_resources: u8,
-    /// Reads and atomics to have outstanding at one time.
+    /// How many reads and atomics this side may have outstanding at one time.
     pub initiator_depth: u8,
-    /// RNR retries.
+    /// How often this side shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// The peer has a shared receive queue.
+    /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// 196 bytes.
+    /// The private data of the peer, 196 bytes.
     pub private_data: Vec<u8>,
 }
 
 /// An event of a connection or of service ID resolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// REQ received: answer with [`reply`](super::Manager::reply) or [`reject`](super::Manager::reject).
+    /// A REQ was received; the program answers with [`reply`](super::Manager::reply) or [`reject`](super::Manager::reject).
     Requested {
-        /// The listener of the service.
+        /// The listener that listens for the requested service.
         listener: ListenerId,
-        /// The connection.
+        /// The communication ID of the new connection.
         id: CommId,
-        /// What the REQ says.
+        /// The contents of the REQ.
         request: Box<Requested>,
     },
-    /// REP received: go on with [`ready`](super::Manager::ready) or `reject`.
+    /// A REP was received; the program continues with [`ready`](super::Manager::ready) or `reject`.
     Replied {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
-        /// What the REP says.
+        /// The contents of the REP.
         reply: Box<Replied>,
     },
-    /// RTU received: the connection is established.
+    /// An RTU was received: the connection is established.
     Established {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
-        /// 224 bytes.
+        /// The private data of the RTU, 224 bytes.
         private_data: Vec<u8>,
     },
-    /// The queue pair received traffic before the RTU: the connection is established.
+    /// The connection is established because its queue pair received traffic before the RTU.
     EstablishedByTraffic {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
-    /// REJ received: the connection is refused, or has ended.
+    /// A REJ was received: the connection is refused, or has ended.
     Rejected {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
-        /// See [`reason`](polyverbs_wire::mad::cm::reason).
+        /// The reason for the rejection: see [`reason`](polyverbs_wire::mad::cm::reason).
         reason: u16,
-        /// Additional reject information.
+        /// The additional reject information of the REJ.
         info: Vec<u8>,
-        /// 148 bytes.
+        /// The private data of the REJ, 148 bytes.
         private_data: Vec<u8>,
     },
-    /// MRA received: the peer needs more time to answer.
+    /// An MRA was received: the peer needs more time to answer.
     Delayed {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
-        /// How long: 4.096 µs x 2^n.
+        /// How long the peer may take: 4.096 µs x 2^n.
         service_timeout: u8,
-        /// 222 bytes.
+        /// The private data of the MRA, 222 bytes.
         private_data: Vec<u8>,
     },
-    /// DREQ received: answer with [`confirm_disconnect`](super::Manager::confirm_disconnect).
+    /// A DREQ was received; the program answers with [`confirm_disconnect`](super::Manager::confirm_disconnect).
     DisconnectRequested {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
-        /// 220 bytes.
+        /// The private data of the DREQ, 220 bytes.
         private_data: Vec<u8>,
     },
-    /// DREP received: the peer knows that the connection has ended.
+    /// A DREP was received: the peer has confirmed the end of the connection.
     Disconnected {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
-        /// 224 bytes.
+        /// The private data of the DREP, 224 bytes.
         private_data: Vec<u8>,
     },
-    /// The REQ was not answered: there is no connection.
+    /// The peer did not answer the REQ: there is no connection.
     RequestTimedOut {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
-    /// The REP was not answered: there is no connection.
+    /// The peer did not answer the REP: there is no connection.
     ReplyTimedOut {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
-    /// The DREQ was not answered: the connection has ended all the same.
+    /// The peer did not answer the DREQ: the connection has ended nevertheless.
     DisconnectTimedOut {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
-    /// The peer's process is gone: the connection has ended.
+    /// The peer's process does not answer liveness probes: the connection has ended.
     PeerLost {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
-    /// The system refuses to send the REQ, REP or SIDR_REQ: there is no connection, or no answer.
+    /// The operating system refuses to send the REQ, REP or SIDR_REQ: the connection or resolution has failed.
     Unsent {
-        /// The connection, or the resolution.
+        /// The communication ID of the connection or of the resolution.
         id: CommId,
-        /// The system's error number.
+        /// The error number (`errno`) of the operating system.
         errno: i32,
     },
     /// TIMEWAIT is over: the communication IDs may be used again.
     TimewaitExit {
-        /// The connection.
+        /// The communication ID of the connection.
         id: CommId,
     },
-    /// The program took so long to answer that the peer is assumed to be gone: an answer is not possible any more.
+    /// The program took so long to answer a request that the peer is assumed to have given up: it can no longer answer.
     Withdrawn {
-        /// The connection, or the resolution.
+        /// The communication ID of the connection or of the resolution.
         id: CommId,
     },
-    /// SIDR_REQ received: answer with [`resolve_reply`](super::Manager::resolve_reply).
+    /// A SIDR_REQ was received; the program answers with [`resolve_reply`](super::Manager::resolve_reply).
     ResolutionRequested {
-        /// The listener of the service.
+        /// The listener that listens for the requested service.
         listener: ListenerId,
-        /// The resolution.
+        /// The communication ID of the resolution.
         id: CommId,
-        /// The peer's address.
+        /// The link address of the peer.
         from: LinkAddress,
-        /// The service that the peer wants.
+        /// The ID of the service that the peer wants to resolve.
         service_id: u64,
-        /// 216 bytes.
+        /// The private data of the SIDR_REQ, 216 bytes.
         private_data: Vec<u8>,
     },
-    /// SIDR_REP received.
+    /// A SIDR_REP was received: the answer to this side's SIDR_REQ.
     Resolved {
-        /// The resolution.
+        /// The communication ID of the resolution.
         id: CommId,
-        /// 0 where queue pair and key are valid.
+        /// The status; 0 if queue pair and Q_Key are valid.
         status: u8,
-        /// The queue pair.
+        /// The number of the datagram queue pair.
         qpn: Qpn,
-        /// Its Q_Key.
+        /// The Q_Key of the datagram queue pair.
         q_key: u32,
-        /// 136 bytes.
+        /// The private data of the SIDR_REP, 136 bytes.
         private_data: Vec<u8>,
     },
-    /// The SIDR_REQ was not answered.
+    /// The peer did not answer the SIDR_REQ.
     ResolutionTimedOut {
-        /// The resolution.
+        /// The communication ID of the resolution.
         id: CommId,
     },
 }
 
-/// A message to be sent.
+/// A message of the connection manager that is to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outgoing {
-    /// The destination.
+    /// The link address to send it to.
     pub to: LinkAddress,
-    /// Transaction ID of the management datagram.
+    /// The transaction ID of the management datagram.
     pub transaction_id: u64,
-    /// The message.
+    /// The message of the connection manager.
     pub message: Message,
 }
 
-/// Why a call was refused. It has changed and sent nothing.
+/// Why a call of the connection manager was refused. It has changed nothing and sent no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CmError {
     /// There is no such connection or listener.
     #[error("there is no such connection")]
     Unknown,
-    /// Not allowed in this state.
+    /// The call is not allowed in this state of the connection.
     #[error("not allowed in state {0:?}")]
     State(State),
     /// The connection is established already.
     #[error("connected already")]
     Connected,
-    /// More private data than the message has room for.
+    /// The private data is longer than the message has room for.
     #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
-        /// What was given.
+        /// The number of bytes of private data given.
         len: usize,
-        /// What fits.
+        /// The largest number of bytes of private data that fit.
         max: usize,
     },
-    /// Another listener has the service.
+    /// Another listener listens for the service.
     #[error("another listener is there for this service")]
     InUse,
-    /// No communication ID, or no room for another connection.
+    /// All communication IDs are in use, or there is no room for another connection.
     #[error("too many connections")]
     TooMany,
-    /// A wrong argument.
+    /// An argument is invalid, for the reason in this text.
     #[error("{0}")]
     Argument(&'static str),
 }

@@ -27,7 +27,8 @@ use super::ping;
 use super::{Depth, Depths, Failure, Negotiation, Output, StartOptions, StartReply, Started};
 use crate::notice::Notice;
 
-/// Connects queue pairs of one device on an IP network by MPA requests and replies on its streams.
+/// Connects queue pairs of one device on an IP network, as a backend that exchanges MPA requests and replies on the
+/// device's streams.
 pub struct Agent {
     port: Weak<dyn StreamPort>,
     state: Mutex<State>,
@@ -41,7 +42,7 @@ struct State {
 }
 
 impl Agent {
-    /// An agent that uses these streams.
+    /// Creates an agent that uses the streams of this port.
     pub fn new(port: &Arc<dyn StreamPort>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             port: Arc::downgrade(port),
@@ -84,7 +85,7 @@ impl Agent {
     }
 }
 
-/// One side of a connection.
+/// One end of a connection, as the agent manages it.
 struct End {
     me: Weak<Self>,
     agent: Weak<Agent>,
@@ -101,19 +102,19 @@ struct EndState {
     is_connected: bool,
     sink: Option<Arc<dyn Sink>>,
     listener: Option<Arc<dyn ListenSink<Offer>>>,
-    /// What to connect anew with by revision 1, if the peer supports no other.
+    /// The address and offer for another attempt with MPA revision 1, in case the peer does not support revision 2.
     fallback: Option<(SocketAddr, Offer)>,
-    /// When the active side must have completed.
+    /// The time until which the active side must have completed the connection; `None` if it is not awaited.
     complete_by: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Request and reply are being exchanged.
+    /// The MPA request and reply are being exchanged.
     Negotiating,
-    /// FPDUs may be sent; the active side has not completed.
+    /// Both sides may send FPDUs, but the active side has not completed the connection.
     Agreed,
-    /// The connection is established.
+    /// The connection is established: the active side has completed it.
     Open,
     /// This side has closed the connection.
     Closing,
@@ -450,7 +451,7 @@ impl StreamSink for End {
     }
 }
 
-/// Accepts streams for a listener.
+/// Receives the streams that peers connect to a listener.
 struct ListenerSink {
     agent: Weak<Agent>,
     sink: Arc<dyn ListenSink<Offer>>,

@@ -2,26 +2,26 @@
 
 use polyverbs_wire::iwarp::start::LEFT_TO_PROGRAM;
 
-/// A depth in a header: 14 bits; all ones leave the depth to the programs.
+/// A read limit (IRD or ORD) in an MPA request or reply: 14 bits, of which all ones leave the limit to the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// This many reads.
+    /// The limit is this many reads.
     Reads(u16),
-    /// The programs agree on the depth themselves.
+    /// The programs agree on the limit themselves.
     LeftToProgram,
 }
 
-/// Both depths of one side.
+/// Both read limits of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
-    /// IRD: incoming reads that the side serves at one time.
+    /// IRD: how many reads of the peer the side executes at one time.
     pub ird: u16,
-    /// ORD: outgoing reads that the side has outstanding at one time.
+    /// ORD: how many reads of its own the side has outstanding at one time.
     pub ord: u16,
 }
 
 impl Depth {
-    /// The depth in this field of a header.
+    /// Converts a field of the MPA header.
     pub const fn of(field: u16) -> Self {
         if field == LEFT_TO_PROGRAM {
             Self::LeftToProgram
@@ -39,16 +39,18 @@ impl Depth {
 }
 
 impl Depths {
-    /// Both depths as fields of a header, capped to the largest number.
+    /// Returns both limits as fields of the MPA header, capped to the largest number.
     pub(super) fn fields(self) -> (u16, u16) {
         let largest = LEFT_TO_PROGRAM - 1;
         (self.ird.min(largest), self.ord.min(largest))
     }
 
-    /// The depths of a responder and the fields IRD and ORD of its reply, given its own most and the request's.
+    /// Returns the limits of a responder, and the fields IRD and ORD of its reply. `self` are its own largest limits; the
+    /// arguments are from the request.
     ///
-    /// The responder has no more reads outstanding than the initiator serves, and serves as many as the initiator starts, if it
-    /// can. A depth that the initiator leaves to the programs is left to them in the opposite field of the reply.
+    /// The responder has at most as many reads outstanding as the initiator executes at one time, and executes as many as
+    /// the initiator starts, if it can. A limit that the initiator leaves to the programs is left to them in the opposite
+    /// field of the reply.
     pub(super) fn answer(
         self,
         ird_asked: u16,
@@ -75,7 +77,8 @@ impl Depths {
         )
     }
 
-    /// The depths of an initiator after a reply; `None` where it cannot serve the reads that the responder will start.
+    /// Returns the limits of an initiator after a reply with these fields; `None` if it cannot execute as many reads as the
+    /// responder will start.
     pub(super) fn settle(self, most_ird: u16, ird: u16, ord: u16) -> Option<Self> {
         let mut agreed = self;
         if let Some(served) = Depth::of(ird).reads() {

@@ -12,29 +12,31 @@ use verbs_api::provider::carrier::ReadyForms;
 
 use super::depth::{Depth, Depths};
 
-/// The initiator cannot serve the responder's reads (RFC 6581 section 9.1).
+/// The code of the Terminate message if the initiator cannot execute as many reads as the responder will start (RFC 6581
+/// section 9.1).
 const INSUFFICIENT_IRD: TerminateCode = TerminateCode::new(2, 0, 6);
-/// The two sides have no form of the ready-to-receive indication in common (RFC 6581 section 9.2).
+/// The code of the Terminate message if the two sides have no form of the ready-to-receive indication in common (RFC 6581
+/// section 9.2).
 const NO_MATCHING_RTR: TerminateCode = TerminateCode::new(2, 0, 7);
 
-/// What a side offers for a stream.
+/// What one side of a stream offers in the MPA negotiation.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct StartOptions {
-    /// Highest revision: 1 or 2.
+    /// The highest MPA revision: 1 or 2.
     pub revision: u8,
-    /// Markers in what this side receives.
+    /// Whether the frames that this side receives shall have markers.
     pub markers: bool,
-    /// Checksums, in both directions.
+    /// Whether frames shall have a CRC, in both directions.
     pub crc: bool,
-    /// This side's depths.
+    /// This side's read limits (IRD and ORD).
     pub depths: Depths,
-    /// Most incoming reads that this side can serve if the peer wants more.
+    /// How many reads this side can execute at one time if the peer wants more than `depths` says.
     pub most_ird: u16,
-    /// Forms of the ready-to-receive indication that this side supports. An initiator that supports none sends first; a
-    /// responder that supports none accepts a send.
+    /// The forms of the ready-to-receive indication that this side supports. An initiator that supports none sends its
+    /// first FPDU without an indication; a responder that supports none accepts a send.
     pub rtr: ReadyForms,
-    /// How long the peer may take.
+    /// How long the peer may take to send its request or reply.
     pub patience: Duration,
 }
 
@@ -52,89 +54,90 @@ impl Default for StartOptions {
     }
 }
 
-/// The outcome of the negotiation.
+/// The settings that both sides have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// Revision: 1 or 2.
+    /// The MPA revision: 1 or 2.
     pub revision: u8,
-    /// Checksums and markers.
+    /// Whether frames have a CRC and markers.
     pub settings: Settings,
-    /// This side's depths.
+    /// This side's read limits (IRD and ORD).
     pub depths: Depths,
-    /// The peer's IRD and ORD; with revision 2.
+    /// The peer's IRD and ORD; `None` with revision 1.
     pub peer: Option<(Depth, Depth)>,
-    /// The ready-to-receive indication, which the initiator sends before any other FPDU and the responder waits for. If the
-    /// responder has more than one form, the initiator chooses. `None`: the responder waits for the initiator's first FPDU.
+    /// The forms of the ready-to-receive indication, which the initiator sends before any other FPDU and for which the
+    /// responder waits. If the responder accepts more than one form, the initiator chooses. `None`: the responder waits for
+    /// the initiator's first FPDU.
     pub rtr: Option<ReadyForms>,
 }
 
-/// A responder's answer.
+/// The answer of a responder to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartReply {
-    /// Accept the stream.
+    /// Accepts the stream.
     Accept,
-    /// Reject it; the TCP connection stays open until either side closes it.
+    /// Rejects the stream; the TCP connection stays open until either side closes it.
     Reject,
 }
 
-/// Why the negotiation failed.
+/// Why the negotiation failed, and what to do then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Neither request nor reply: close without an answer.
+    /// The peer sent neither a request nor a reply: close the stream without an answer.
     #[error("the peer does not speak MPA: {0}")]
     Malformed(#[from] start::Reject),
-    /// Both sides are initiators or both are responders: close.
+    /// Both sides are initiators, or both are responders: close the stream.
     #[error("both sides are of the same role")]
     SameRole,
-    /// A revision that was not requested.
+    /// The reply has a revision that was not requested.
     #[error("the peer answers with revision {0}")]
     Revision(u8),
-    /// A reply is enhanced if and only if the request was (RFC 6581 section 7).
+    /// The reply is enhanced although the request was not, or the reverse (RFC 6581 section 7).
     #[error("the reply has another form than the request")]
     Form,
-    /// The peer took too long.
+    /// The peer took too long to send its request or reply.
     #[error("the peer took too long")]
     TimedOut,
-    /// The peer closed the connection. To a request of revision 2 that may mean that it has revision 1 only.
+    /// The peer closed the stream. After a request of revision 2 that may mean that it supports only revision 1.
     #[error("the peer closed the connection")]
     Closed,
-    /// Send a Terminate with this code, then close.
+    /// This side has to send a Terminate message with this code, and then close the stream.
     #[error("the peer's offer cannot be met: {0:?}")]
     Terminate(TerminateCode),
     /// The call is not allowed in this state, and has changed nothing.
     #[error("not now")]
     State,
-    /// Too much private data; nothing was changed.
+    /// The private data is too long; nothing was changed.
     #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
-        /// The length given.
+        /// The number of bytes of private data given.
         len: usize,
-        /// The most that fits.
+        /// The largest number of bytes of private data that fit.
         max: usize,
     },
 }
 
-/// The outcome of input.
+/// What the negotiation has come to after received bytes were handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// More input is needed.
+    /// More bytes of the peer's request or reply are needed.
     Pending,
-    /// A request was received: answer it with [`Negotiation::answer`].
+    /// The peer's request was received completely: answer it with [`Negotiation::answer`].
     Requested {
-        /// The program's private data.
+        /// The private data of the peer's program.
         private_data: Vec<u8>,
     },
-    /// The stream is negotiated.
+    /// The negotiation is finished, and FPDUs follow.
     Started {
-        /// What both sides agreed on.
+        /// The settings that both sides have agreed on.
         started: Started,
-        /// The program's private data.
+        /// The private data of the peer's program.
         private_data: Vec<u8>,
     },
-    /// The peer rejects the stream.
+    /// The peer has rejected the stream.
     Rejected {
-        /// The program's private data.
+        /// The private data of the peer's program.
         private_data: Vec<u8>,
     },
 }
@@ -152,7 +155,7 @@ enum State {
     Over,
 }
 
-/// MPA connection setup of one stream, for either side.
+/// The MPA negotiation on one stream, for either side, as a state machine.
 ///
 /// *In*: [`handle_bytes`](Self::handle_bytes), [`handle_close`](Self::handle_close), [`handle_timeout`](Self::handle_timeout).
 /// *Out*: their results, [`poll_bytes`](Self::poll_bytes), [`next_due`](Self::next_due). The bytes left over after
@@ -167,10 +170,10 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// The initiator: sends the request first.
+    /// Creates the negotiation of an initiator, which sends its request first.
     ///
     /// # Errors
-    /// Too much private data.
+    /// The private data is too long.
     pub fn initiator(
         now: Time,
         options: StartOptions,
@@ -194,7 +197,7 @@ impl Negotiation {
         Ok(this)
     }
 
-    /// The responder.
+    /// Creates the negotiation of a responder, which waits for a request.
     pub fn responder(now: Time, options: StartOptions) -> Self {
         Self::new(now, options, State::AwaitsRequest)
     }
@@ -216,25 +219,25 @@ impl Negotiation {
         }
     }
 
-    /// The bytes to send, once.
+    /// Returns the bytes to send, each only once.
     pub fn poll_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.leaving)
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout); `None` if no timer runs.
     pub const fn next_due(&self) -> Option<Time> {
         self.due
     }
 
-    /// Bytes received behind the request or reply.
+    /// Takes the bytes that were received after the request or reply: the beginning of the peer's frames.
     pub fn take_rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.arrived)
     }
 
-    /// Handles received bytes, in whatever pieces.
+    /// Handles received bytes, which may contain parts of messages.
     ///
-    /// Until the program has answered a request no more bytes are expected: the initiator waits for the reply (RFC 5044 section
-    /// 7.1.2). Further bytes are kept up to the length of a request.
+    /// Until the program has answered a request, the initiator sends no further bytes, because it waits for the reply (RFC
+    /// 5044 section 7.1.2). Further bytes are kept up to the length of a request.
     ///
     /// # Errors
     /// The negotiation failed.
@@ -259,7 +262,7 @@ impl Negotiation {
         outcome
     }
 
-    /// The stream was closed.
+    /// Handles that the peer has closed the stream.
     ///
     /// # Errors
     /// Always, unless the negotiation is over.
@@ -273,15 +276,16 @@ impl Negotiation {
         }
     }
 
-    /// Whether to connect anew with revision 1: a peer that closed upon revision 2 may support no other.
+    /// Whether another attempt with revision 1 is worthwhile: a peer that closed the stream after a request of revision 2
+    /// may support no other.
     pub const fn may_fall_back(&self, failure: &Failure) -> bool {
         matches!(failure, Failure::Closed) && self.options.revision >= 2
     }
 
-    /// Handles the passing of time.
+    /// Handles the timer if it has expired at the time `now`.
     ///
     /// # Errors
-    /// The peer took too long.
+    /// The peer took too long to send its request or reply.
     pub fn handle_timeout(&mut self, now: Time) -> Result<(), Failure> {
         if self.due.is_some_and(|due| due <= now) {
             self.end();
@@ -318,7 +322,7 @@ impl Negotiation {
         matches!(self.state, State::AwaitsAnswer { .. })
     }
 
-    /// IRD and ORD of the peer's request; with revision 2, until it is answered.
+    /// Returns IRD and ORD of the peer's request; `None` with revision 1, and after the request was answered.
     pub fn asked(&self) -> Option<(Depth, Depth)> {
         match self.state {
             State::AwaitsAnswer { enhanced, .. } => {
@@ -328,16 +332,16 @@ impl Negotiation {
         }
     }
 
-    /// Sets this side's depths before it answers.
+    /// Sets this side's read limits, before it answers a request.
     pub const fn set_depths(&mut self, depths: Depths) {
         self.options.depths = depths;
         self.options.most_ird = depths.ird;
     }
 
-    /// Answers a request. Returns `None` where it was rejected.
+    /// Answers a request. Returns the settings agreed on; `None` if the request was rejected.
     ///
     /// # Errors
-    /// There is no request to answer, or too much private data; nothing was changed.
+    /// There is no request to answer, or the private data is too long; nothing was changed.
     pub fn answer(
         &mut self,
         reply: StartReply,
@@ -453,11 +457,11 @@ impl Negotiation {
     }
 }
 
-/// How many bytes may wait behind a request or reply: a socket's worth of FPDUs.
+/// How many bytes may be received after a request or reply before it is answered: as many FPDUs as a socket buffers.
 const MAX_KEPT: usize = MAX_START_LEN + (1 << 16);
 
-/// The form to use of those that both support: a write needs nothing of the other side, a read needs IRD, a send needs a
-/// receive.
+/// Returns which of the forms to use that both sides support. A write needs nothing of the other side, so it is preferred
+/// to a read, which needs IRD, and that to a send, which needs a posted receive.
 fn chosen(common: ReadyForms) -> Option<ReadyForms> {
     let order = [ReadyForms::WRITE, ReadyForms::READ, ReadyForms::SEND];
     order.into_iter().find(|form| common.contains(*form))

@@ -1,4 +1,4 @@
-//! Ping: whether something that speaks MPA answers at an address.
+//! Ping: checks whether a peer that speaks MPA answers at an address.
 //!
 //! The request is made to be rejected. Its private data mark it as a ping, so that our own devices reject it themselves; and it
 //! demands markers, so that Linux's siw rejects it. Any reply counts as an answer.
@@ -13,14 +13,14 @@ use verbs_api::{VerbError, ids::Qpn};
 
 use verbs_api::provider::backend::{ConnectError, PingSink, Refusal};
 
-/// Private data of a ping.
+/// The private data of a ping's MPA request.
 pub(super) const PRIVATE_DATA: &[u8] = b"polyverbs ping";
-/// How long an answer may take: one and a half times TCP's first retransmission timeout.
+/// How long the peer may take to answer: one and a half times TCP's first retransmission timeout.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Where the devices of Polyverbs listen for queue pairs that name each other by number.
+/// The TCP port at which devices of Polyverbs listen for queue pairs that are connected without a connection manager.
 const OWN_PORT: u16 = 4791;
 
-/// Sends the request to `to`, and reports the outcome to the sink.
+/// Sends an MPA request to `to`, and reports to the sink whether an RDMA device answers.
 pub(super) fn ping(
     port: &Arc<dyn StreamPort>,
     to: SocketAddr,

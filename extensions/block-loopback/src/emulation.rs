@@ -10,10 +10,10 @@ use verbs_api::{
 
 use crate::LoopbackFeatures;
 
-/// The emulation of the extension.
+/// The implementation of block loopback on software devices.
 pub struct InSoftware;
 
-/// The part of the extension that software devices need.
+/// The part of the extension by which software devices find its implementation.
 pub static EMULATION: EmulationPart = EmulationPart(&InSoftware);
 
 impl Emulation for InSoftware {

@@ -33,12 +33,12 @@ pub use emulation::{EMULATION, InSoftware};
 pub use probes::PROBES;
 
 bitflags! {
-    /// Which loopback a device can block.
+    /// The features that the extension adds to a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct LoopbackFeatures: u64 {
         /// A datagram queue pair can be created such that it does not receive its own multicasts.
         ///
-        /// * Guarantees: what the queue pair sends to a group that it is in is not delivered to itself.
+        /// * Guarantees: a multicast of the queue pair to a group that it is attached to is not delivered to itself.
         /// * Limits: none.
         /// * Who: ConnectX; emulated InfiniBand devices; never iWARP, which has no datagrams.
         /// * Source: the creation flag that Linux calls block-multicast-loopback, and rdma-core self-multicast loopback.
@@ -55,7 +55,7 @@ pub(crate) const BLOCK_MULTICAST: FeatureInfo = feature!(
     "datagram queue pairs that do not get their own multicasts"
 );
 
-/// The extension.
+/// The descriptor of the extension.
 pub static EXTENSION: ExtensionDescriptor =
     ExtensionDescriptor::new("block-loopback", "multicasts kept from their own sender")
         .features(&[BLOCK_MULTICAST])
@@ -64,7 +64,8 @@ pub static EXTENSION: ExtensionDescriptor =
 
 link_extension!(EXTENSION);
 
-/// Block loopback: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
+/// The typed handle of block loopback. Pass it to [`QpOptions::with`](verbs_api::QpOptions::with) to make a queue pair that
+/// does not receive its own multicasts.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockLoopback(());
 

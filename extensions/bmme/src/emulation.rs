@@ -3,10 +3,11 @@
 use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
 use verbs_api::{Features, Transport, capability::DeviceAttributes};
 
-/// The emulation of the extension. The engine's key table does the work, for devices that have the features.
+/// The implementation of base memory management on software devices. The engine's key table executes the operations; this
+/// only enables the features.
 pub struct OnKeyTable;
 
-/// The part of the extension that software devices need.
+/// The part of the extension by which software devices find its implementation.
 pub static EMULATION: EmulationPart = EmulationPart(&OnKeyTable);
 
 impl Emulation for OnKeyTable {

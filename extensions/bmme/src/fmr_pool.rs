@@ -1,4 +1,4 @@
-//! A pool of keys that are mapped and unmapped over and over, like FMRs, by fast-register.
+//! A pool of keys that are mapped and unmapped repeatedly by fast-register, like FMRs.
 //!
 //! It uses only verbs, so it works on every device with fast-register.
 //!
@@ -20,11 +20,11 @@ use verbs_api::{
     wr::{self, PostReason, SendFlags, WorkRequest},
 };
 
-/// Most outstanding requests of a slot: a mapping invalidates the previous key and registers the next, and an unmap may follow
-/// before these have completed.
+/// The largest number of outstanding requests of one slot: a mapping invalidates the previous key and registers the next,
+/// and an unmap may be posted before these two have completed.
 const REQUESTS_PER_SLOT: u32 = 3;
 
-/// Options of a pool.
+/// The options with which an FMR pool is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct FmrPoolOptions {
@@ -36,8 +36,8 @@ pub struct FmrPoolOptions {
 }
 
 impl FmrPoolOptions {
-    /// A pool of `pool_size` slots of at most `max_pages` pages, blocks or elements each; 32 maps per unmap, remote read and
-    /// write.
+    /// Options of a pool with `pool_size` slots, each for at most `max_pages` pages, blocks or elements. By default a slot
+    /// can be mapped 32 times before it is unmapped, and peers may read and write the memory.
     pub const fn new(pool_size: u32, max_pages: u32) -> Self {
         let access = Access::LOCAL_WRITE
             .union(Access::REMOTE_WRITE)
@@ -51,19 +51,19 @@ impl FmrPoolOptions {
         }
     }
 
-    /// How often a slot can be mapped before it is unmapped, 1 to 255: a key has 255 successors.
+    /// Sets how often a slot can be mapped before it has to be unmapped, 1 to 255, because a key has 255 successors.
     pub const fn max_maps(mut self, max_maps: u8) -> Self {
         self.max_maps = max_maps;
         self
     }
 
-    /// How many dropped slots are unmapped in one batch. By default a quarter of the pool.
+    /// Sets how many dropped slots are collected before they are unmapped in one batch. By default a quarter of the pool.
     pub const fn dirty_watermark(mut self, slots: u32) -> Self {
         self.dirty_watermark = Some(slots);
         self
     }
 
-    /// The access of every mapping.
+    /// Sets the access rights of every mapping.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
@@ -94,66 +94,67 @@ impl FmrPoolOptions {
     }
 }
 
-/// Why a call failed.
+/// Why a call of an FMR pool failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FmrError {
-    /// Every slot is in use, or waits to be unmapped.
+    /// Every slot is in use, or has been dropped and is not unmapped yet.
     #[error("every one of the {pool_size} slots is in use")]
     Exhausted {
-        /// Slots of the pool.
+        /// How many slots the pool has.
         pool_size: u32,
     },
-    /// The slot must be unmapped first.
+    /// The slot has been mapped as often as is allowed; it must be unmapped first.
     #[error("mapped {max_maps} times since it was unmapped (max_maps): unmap it first")]
     MaxMapsExceeded {
-        /// Maps per unmap.
+        /// How often a slot can be mapped before it is unmapped.
         max_maps: u8,
     },
-    /// The list has more entries than a slot.
+    /// The page list has more entries than a slot can map.
     #[error("{given} pages, at most {max_pages} (max_pages)")]
     TooManyPages {
-        /// Entries of a slot.
+        /// How many entries a slot can map.
         max_pages: u32,
-        /// Entries of the list.
+        /// How many entries the page list has.
         given: u32,
     },
-    /// A request of the pool was not posted.
+    /// A request of the pool could not be posted.
     #[error("not posted: {0}")]
     Post(PostReason),
-    /// A request of the pool failed: the pool cannot be used any more.
+    /// A request of the pool completed with this error: the pool is unusable.
     #[error("failed with {0:?}: the pool can only be dropped")]
     Failed(WcStatus),
-    /// A verb failed.
+    /// A control verb of the device failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }
 
-/// The current mapping of a slot.
+/// Memory that is mapped by a slot at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FmrMapping {
-    /// The key for peers.
+    /// The key by which peers reach the memory.
     pub rkey: RKey,
     /// The address of the first byte, as requests and peers name it.
     pub iova: u64,
-    /// Length in bytes.
+    /// The length of the memory in bytes.
     pub length: u64,
     sge: Sge,
 }
 
 impl FmrMapping {
-    /// The remote address of the byte at `offset`.
+    /// Returns the address and key by which a peer reaches the byte at `offset`.
     pub const fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova.wrapping_add(offset), self.rkey)
     }
 
-    /// An SGE of part of it.
+    /// Returns a scatter/gather entry for a part of the memory.
     pub const fn sge(&self, offset: u64, length: u32) -> Sge {
         self.sge.at(self.iova.wrapping_add(offset), length)
     }
 }
 
-/// A pool of slots. Cloning shares it; it lives as long as one of its slots.
+/// A pool of slots, each an allocated key that is mapped and unmapped repeatedly. A clone refers to the same pool, which
+/// exists as long as one of its slots.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd) -> Result<(), Box<dyn std::error::Error>> {
@@ -202,7 +203,7 @@ struct Slot {
 }
 
 impl FmrPool {
-    /// Makes a pool in a domain. Needs [`Features::BMME`].
+    /// Makes a pool in a protection domain. Needs [`Features::BMME`].
     ///
     /// # Errors
     /// The feature is missing, or a number is 0 or exceeds the device's limits.
@@ -277,20 +278,20 @@ impl FmrPool {
         Self { inner }
     }
 
-    /// The options of the pool.
+    /// Returns the options of the pool.
     pub fn options(&self) -> FmrPoolOptions {
         self.inner.options
     }
 
-    /// How many slots can be taken without an unmap.
+    /// Returns how many slots can be taken without unmapping dropped ones first.
     pub fn available(&self) -> usize {
         self.inner.state().clean.len()
     }
 
-    /// Takes a slot. If only dropped slots are left they are unmapped first.
+    /// Takes a slot. If only dropped slots are left, they are unmapped first.
     ///
     /// # Errors
-    /// All slots are in use, or the unmapping of dropped ones has not completed.
+    /// All slots are in use, or dropped ones are still being unmapped.
     #[doc(alias = "ib_alloc_fmr")]
     pub fn take(&self) -> Result<Fmr, FmrError> {
         let mut state = self.inner.state();
@@ -309,8 +310,8 @@ impl FmrPool {
         })
     }
 
-    /// Unmaps slots in one batch: once it has completed, every key that they had is invalid, and each can be mapped as often as
-    /// at first.
+    /// Unmaps slots in one batch. When it has completed, every key that they had is invalid, and each can be mapped as
+    /// often as at first.
     ///
     /// # Errors
     /// A slot belongs to another pool, or the batch was not posted.
@@ -359,8 +360,8 @@ fn fill(
     });
 }
 
-/// A slot of a pool, in use. Dropping it returns it: its key stays valid until the pool unmaps dropped slots, in the next
-/// batch.
+/// A slot of a pool that is in use. Dropping it returns it to the pool, but its key stays valid until the pool unmaps
+/// dropped slots in a batch.
 pub struct Fmr {
     pool: Arc<Inner>,
     // `None` once it is dropped.
@@ -368,10 +369,10 @@ pub struct Fmr {
 }
 
 impl Fmr {
-    /// Maps `pages` under a new key, with the first byte at `iova`; the previous mapping ends.
+    /// Maps `pages` under a new key, with the address `iova` for the first byte. The previous mapping of the slot ends.
     ///
     /// # Errors
-    /// Mapped too often since the last unmap, or the list is too long.
+    /// The slot has been mapped too often since it was last unmapped, or the list is too long.
     #[doc(alias = "ib_map_phys_fmr")]
     pub fn map(&mut self, pages: &PageList, iova: u64) -> Started<FmrMapping, FmrError> {
         match &mut self.slot {
@@ -380,16 +381,16 @@ impl Fmr {
         }
     }
 
-    /// How often it can still be mapped before an unmap.
+    /// Returns how often the slot can still be mapped before it has to be unmapped.
     pub fn maps_left(&self) -> u8 {
         let maps = self.slot.as_ref().map_or(0, |slot| slot.maps);
         self.pool.options.max_maps - maps
     }
 
-    /// Returns the slot, and unmaps it at once instead of in a batch.
+    /// Unmaps the slot at once, instead of in a batch, and returns it to the pool.
     ///
     /// # Errors
-    /// Those of [`FmrPool::unmap`].
+    /// As [`FmrPool::unmap`].
     #[doc(alias = "ib_dealloc_fmr")]
     pub fn dealloc(mut self) -> Started<(), FmrError> {
         let Some(mut slot) = self.slot.take() else {

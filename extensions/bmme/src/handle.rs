@@ -5,8 +5,8 @@ use verbs_api::{
     extension::{Extension, Unsupported},
 };
 
-/// Base memory management: allocated keys, fast-register, local invalidate, send-with-invalidate; also
-/// read-with-invalidate and windows of type 2 where they were granted as well.
+/// The typed handle of base memory management: allocated keys, fast-register, local invalidate and send-with-invalidate;
+/// also read-with-invalidate and windows of type 2 if they were granted.
 ///
 /// ```no_run
 /// use bmme::Bmme;

@@ -54,7 +54,7 @@ pub(crate) const SG_GAPS: FeatureInfo = feature!(
     "fast-register of pieces of any sizes, with gaps"
 );
 
-/// The extension.
+/// The descriptor of the extension.
 pub static EXTENSION: ExtensionDescriptor =
     ExtensionDescriptor::new("bmme", "base memory management")
         .features(&[

@@ -15,10 +15,10 @@ use verbs_api::{
 
 use crate::{Counts, LowLatencyFeatures, Watch};
 
-/// The emulation of the extension.
+/// The implementation of low-latency queue pairs on software devices.
 pub struct InSoftware;
 
-/// The part of the extension that software devices need.
+/// The part of the extension by which software devices find its implementation.
 pub static EMULATION: EmulationPart = EmulationPart(&InSoftware);
 
 impl Emulation for InSoftware {

@@ -43,7 +43,7 @@ pub use emulation::{EMULATION, InSoftware};
 pub use probes::PROBES;
 
 bitflags! {
-    /// Ways in which a device can show completions.
+    /// The features that the extension adds to a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct LowLatencyFeatures: u64 {
         /// Queue pairs whose completions are visible without polling the completion queue.
@@ -56,12 +56,12 @@ bitflags! {
         const LOW_LATENCY = 1;
     }
 
-    /// Which completions of a queue pair are watched.
+    /// Which completions of a queue pair its [`Progress`] counts.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Watch: u64 {
-        /// Requests of the send queue.
+        /// Completions of requests of the send queue.
         const SENDS = 1;
-        /// Receives.
+        /// Completions of receives.
         const RECEIVES = 1 << 1;
     }
 }
@@ -75,7 +75,7 @@ pub(crate) const LOW_LATENCY: FeatureInfo = feature!(
     "completions that are seen without their completion queue"
 );
 
-/// The extension.
+/// The descriptor of the extension.
 pub static EXTENSION: ExtensionDescriptor =
     ExtensionDescriptor::new("low-latency-qp", "completions seen without their queue")
         .features(&[LOW_LATENCY])
@@ -84,7 +84,7 @@ pub static EXTENSION: ExtensionDescriptor =
 
 link_extension!(EXTENSION);
 
-/// Low-latency queue pairs: makes the [`Progress`] with which a queue pair is created.
+/// The typed handle of low-latency queue pairs: makes the [`Progress`] with which a queue pair is created.
 #[derive(Clone, Copy, Debug)]
 pub struct LowLatency(());
 
@@ -101,10 +101,10 @@ impl Extension for LowLatency {
 }
 
 impl LowLatency {
-    /// A progress of one queue pair, or the sum of several.
+    /// Makes the counters of one queue pair, or common ones of several.
     ///
     /// # Errors
-    /// Nothing or something unknown is to be watched.
+    /// `what` is empty or has unknown bits.
     pub fn watch(&self, what: Watch) -> Result<Progress, VerbError> {
         if what.is_empty() || !Watch::all().contains(what) {
             return Err(VerbError::argument("watch", "SENDS, RECEIVES or both"));
@@ -114,7 +114,8 @@ impl LowLatency {
     }
 }
 
-/// The progress of queue pairs: pass it to [`QpOptions::with`](verbs_api::QpOptions::with). Cloning shares it.
+/// Counters of completions, which a program reads in place of polling the completion queue. Pass them to
+/// [`QpOptions::with`](verbs_api::QpOptions::with). A clone refers to the same counters.
 #[derive(Clone, Debug)]
 pub struct Progress {
     what: Watch,
@@ -128,20 +129,20 @@ pub(crate) struct Counts {
 }
 
 impl Progress {
-    /// How many requests of the send queue have succeeded, in order, signaled or not. Where the transport acknowledges, the
-    /// peer sees their effects before they are counted.
+    /// Returns how many requests of the send queue have succeeded, in order, signaled or not. On a transport with
+    /// acknowledgements, the effects of a request are visible at the peer before it is counted.
     #[inline]
     pub fn sends(&self) -> u64 {
         self.counts.sends.load(Ordering::Acquire)
     }
 
-    /// How many receives have succeeded: their data are in place.
+    /// Returns how many receives have succeeded: their data has been placed.
     #[inline]
     pub fn receives(&self) -> u64 {
         self.counts.receives.load(Ordering::Acquire)
     }
 
-    /// What is watched.
+    /// Returns which completions are counted.
     pub fn watched(&self) -> Watch {
         self.what
     }

@@ -14,10 +14,10 @@ use zerocopy::FromBytes;
 use crate::MaskedFeatures;
 use crate::request::{COMPARE_SWAP, FETCH_ADD, MaskedCompareSwap, MaskedFetchAdd};
 
-/// The emulation of the extension, by the processor's own atomics.
+/// The implementation of masked atomics on software devices, by the processor's own atomics.
 pub struct InSoftware;
 
-/// The part of the extension that software devices need.
+/// The part of the extension by which software devices find its implementation.
 pub static EMULATION: EmulationPart = EmulationPart(&InSoftware);
 
 impl Emulation for InSoftware {
@@ -44,7 +44,8 @@ impl MaskedAtomics for InSoftware {
     }
 }
 
-/// The new value for `current`; `None` if it does not change (RFC 7306 section 5.1).
+/// Returns the value that a masked atomic operation makes of `current`; `None` if it does not change (RFC 7306 section
+/// 5.1).
 pub(crate) fn apply(op: AtomicOp, current: u64) -> Option<u64> {
     match op {
         AtomicOp::FetchAdd { add, mask } => {

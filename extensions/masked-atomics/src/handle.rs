@@ -7,7 +7,7 @@ use verbs_api::{
 
 use crate::{COMPARE_SWAP, FETCH_ADD, MaskedFeatures};
 
-/// Masked atomics, granted. Pass it to the options of queue pairs.
+/// The typed handle of masked atomics. Pass it to [`QpOptions::operations`](verbs_api::QpOptions::operations).
 #[derive(Clone, Copy, Debug)]
 pub struct MaskedAtomics(());
 

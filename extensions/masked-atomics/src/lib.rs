@@ -40,7 +40,7 @@ pub use probes::PROBES;
 pub use request::{COMPARE_SWAP, FETCH_ADD, MaskedCompareSwap, MaskedFetchAdd};
 
 bitflags! {
-    /// Masked operations of a device.
+    /// The features that the extension adds to a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct MaskedFeatures: u64 {
         /// Masked compare-and-swap and masked fetch-and-add on eight bytes.
@@ -62,7 +62,7 @@ pub(crate) const MASKED_64: FeatureInfo = feature!(
     "atomics on some bits, or on several fields, of eight bytes"
 );
 
-/// The extension.
+/// The descriptor of the extension.
 pub static EXTENSION: ExtensionDescriptor = ExtensionDescriptor::new(
     "masked-atomics",
     "masked compare-and-swap and fetch-and-add",

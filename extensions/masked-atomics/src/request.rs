@@ -1,4 +1,4 @@
-//! The work requests, with operands in network order.
+//! The work requests, whose operands are in network byte order.
 
 use polyverbs_engine::operation::AtomicOp;
 use verbs_api::{
@@ -13,13 +13,13 @@ use crate::MASKED_64;
 
 const RESULT: OperationData = OperationData::Sink { least: 8 };
 
-/// The operation of [`MaskedCompareSwap`]; its completions have its opcode.
+/// The operation of a [`MaskedCompareSwap`], whose opcode its completions have.
 pub static COMPARE_SWAP: ExtensionOperation =
     ExtensionOperation::new("masked-atomics", "MASKED_ATOMIC_CMP_AND_SWP", 1, &MASKED_64)
         .body(size_of::<MaskedCompareSwap>() as u16)
         .data(RESULT);
 
-/// The operation of [`MaskedFetchAdd`]; its completions have its opcode.
+/// The operation of a [`MaskedFetchAdd`], whose opcode its completions have.
 pub static FETCH_ADD: ExtensionOperation = ExtensionOperation::new(
     "masked-atomics",
     "MASKED_ATOMIC_FETCH_AND_ADD",
@@ -29,7 +29,7 @@ pub static FETCH_ADD: ExtensionOperation = ExtensionOperation::new(
 .body(size_of::<MaskedFetchAdd>() as u16)
 .data(RESULT);
 
-/// The remote address of the eight bytes.
+/// The remote address and key of the eight bytes, in network byte order as they are sent.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Target {
@@ -50,7 +50,8 @@ impl Target {
     }
 }
 
-/// Compares some bits of eight remote bytes, and replaces some if they are equal; returns the original.
+/// A masked compare-and-swap: compares some bits of eight remote bytes, and replaces some if those are equal. The original
+/// value is placed into local memory.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskedCompareSwap {
@@ -62,7 +63,7 @@ pub struct MaskedCompareSwap {
 }
 
 impl MaskedCompareSwap {
-    /// Compares all bits with `compare` and replaces all with `swap`, unless masks say otherwise.
+    /// Compares all bits with `compare` and replaces all by `swap`, unless masks are set.
     pub fn new(remote: RemoteAddress, compare: u64, swap: u64) -> Self {
         Self {
             target: Target::new(remote),
@@ -73,21 +74,21 @@ impl MaskedCompareSwap {
         }
     }
 
-    /// Compares only these bits; with none it always swaps.
+    /// Compares only these bits; with an empty mask the bits are always replaced.
     #[must_use]
     pub fn compare_mask(mut self, bits: u64) -> Self {
         self.compare_mask = U64::new(bits);
         self
     }
 
-    /// Replaces only these bits; with none it changes nothing.
+    /// Replaces only these bits; with an empty mask no bit changes.
     #[must_use]
     pub fn swap_mask(mut self, bits: u64) -> Self {
         self.swap_mask = U64::new(bits);
         self
     }
 
-    /// The request, with the eight bytes that receive the original.
+    /// Returns the work request. The original value is placed into the eight bytes of `result`.
     pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&COMPARE_SWAP, self, result)
     }
@@ -103,7 +104,8 @@ impl MaskedCompareSwap {
     }
 }
 
-/// Adds to eight remote bytes field by field; returns the original.
+/// A masked fetch-and-add: adds to fields of eight remote bytes, without carry between the fields. The original value is
+/// placed into local memory.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskedFetchAdd {
@@ -113,7 +115,7 @@ pub struct MaskedFetchAdd {
 }
 
 impl MaskedFetchAdd {
-    /// Adds `add` to one field of 64 bits, unless [`fields`](Self::fields) says otherwise.
+    /// Adds `add` to a single field of 64 bits, unless [`fields`](Self::fields) is called.
     pub fn new(remote: RemoteAddress, add: u64) -> Self {
         Self {
             target: Target::new(remote),
@@ -122,15 +124,15 @@ impl MaskedFetchAdd {
         }
     }
 
-    /// Each bit of `highest` is the highest bit of a field, which no carry crosses. Bits above the highest one are a field of
-    /// their own.
+    /// Sets the fields: each bit of `highest` is the highest bit of a field, beyond which there is no carry. The bits above
+    /// the highest such bit are a field too.
     #[must_use]
     pub fn fields(mut self, highest: u64) -> Self {
         self.mask = U64::new(highest);
         self
     }
 
-    /// The request, with the eight bytes that receive the original.
+    /// Returns the work request. The original value is placed into the eight bytes of `result`.
     pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&FETCH_ADD, self, result)
     }

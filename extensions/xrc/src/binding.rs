@@ -13,10 +13,10 @@ use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};
 use crate::XrcFeatures;
 use crate::opening::{FileId, Opening, lock};
 
-/// The binding of the extension to real devices.
+/// The implementation of XRC on devices of `libibverbs`.
 pub struct OnDevices;
 
-/// The part of the extension that real devices need.
+/// The part of the extension by which the provider of real devices finds its implementation.
 pub static BINDING: BindingPart = BindingPart(&OnDevices);
 
 impl Binding for OnDevices {
@@ -31,16 +31,16 @@ impl Binding for OnDevices {
     }
 }
 
-/// The openings of a domain in this process.
+/// The openings of one XRC domain in this process.
 #[derive(Default)]
 struct Openings {
-    /// How many of them are not closed.
+    /// How many openings are not closed.
     opened: usize,
     all: Vec<Weak<Xrcd>>,
 }
 
 impl Openings {
-    /// Live objects that were made in them.
+    /// Returns the shared receive queues and targets that were made in these openings and exist.
     fn members(&self) -> Vec<Holder> {
         let alive = self.all.iter().filter_map(Weak::upgrade);
         alive.flat_map(|xrcd| xrcd.members()).collect()
@@ -56,7 +56,7 @@ struct Known {
 // A child of a fork opens its own devices.
 static KNOWN: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
 
-/// The openings of a file's domain; an anonymous domain has one of its own.
+/// Returns the openings of the domain of a file on a device; for an anonymous domain a new, empty set.
 fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {
     let Some(file) = file else {
         return Arc::default();
@@ -78,13 +78,13 @@ fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {
     openings
 }
 
-/// One opening.
+/// One opening of an XRC domain on a real device.
 struct OnDevice {
     xrcd: Arc<Xrcd>,
     openings: Arc<Mutex<Openings>>,
 }
 
-/// Opens a domain of the library.
+/// Opens an XRC domain of the library.
 pub(crate) fn open(
     device: &OpenDevice,
     id: DeviceId,

@@ -20,7 +20,7 @@ use verbs_api::{VerbError, objects::DeviceId};
 use crate::opening::{FileId, lock};
 use crate::target::SharedTarget;
 
-/// A domain: its shared receive queues by number, and its targets by number.
+/// An XRC domain of an emulated device: its shared receive queues and its targets, each by number.
 pub(crate) struct Domain {
     contents: Mutex<Contents>,
     // Held while the domain lives: no other process has a domain of this file meanwhile.
@@ -47,16 +47,16 @@ static KNOWN: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
 static CLAIMS: PerProcess<Mutex<Claims>> = PerProcess::new(Mutex::default);
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
-/// Numbers of shared receive queues have 24 bits; 0 is invalid.
+/// The largest number of a shared receive queue: 24 bits. 0 is invalid.
 const LAST_NUMBER: u32 = 0xff_ffff;
 
 impl Domain {
-    /// A domain that cannot be opened again.
+    /// Creates a domain that cannot be opened again.
     pub(crate) fn anonymous() -> Arc<Self> {
         Self::new(None)
     }
 
-    /// The domain of a file, opened or created according to `flags`.
+    /// Opens or creates the domain of a file on a device, as `flags` say.
     pub(crate) fn of_file(
         device: DeviceId,
         file: FileId,
@@ -107,7 +107,7 @@ impl Domain {
         })
     }
 
-    /// Closes one opening. The last one is Busy while objects of the domain live, and returns them.
+    /// Closes one opening. If it is the last one and objects of the domain exist, it fails with Busy and returns those.
     pub(crate) fn close(&self) -> Result<(), Vec<Holder>> {
         let mut contents = self.contents();
         if contents.opened == 1 {
@@ -120,13 +120,13 @@ impl Domain {
         Ok(())
     }
 
-    /// Closes one opening whose handle was dropped. Objects of the domain stay.
+    /// Closes one opening whose handle was dropped. Objects of the domain continue to exist.
     pub(crate) fn forget_opening(&self) {
         let mut contents = self.contents();
         contents.opened = contents.opened.saturating_sub(1);
     }
 
-    /// Adds a shared receive queue; returns its number.
+    /// Adds a shared receive queue to the domain; returns its number.
     pub(crate) fn add_srq(
         &self,
         id: ObjectId,
@@ -201,8 +201,8 @@ impl fmt::Debug for Domain {
     }
 }
 
-/// This process has the domain of a file: it has bound a socket that no other process can bind, and that names it. The system
-/// frees the socket when the process ends in any way.
+/// Proves that this process owns the domain of a file: it has bound a socket whose name contains the file's identity, and
+/// that no other process can bind. The system frees the socket when the process ends in any way.
 struct Claim {
     _listener: UnixListener,
 }

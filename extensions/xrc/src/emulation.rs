@@ -22,10 +22,10 @@ use crate::domain::Domain;
 use crate::qp_types::Role;
 use crate::target::SharedTarget;
 
-/// The emulation of the extension.
+/// The implementation of XRC on software devices.
 pub struct InSoftware;
 
-/// The part of the extension that software devices need.
+/// The part of the extension by which software devices find its implementation.
 pub static EMULATION: EmulationPart = EmulationPart(&InSoftware);
 
 impl Emulation for InSoftware {
@@ -99,7 +99,7 @@ impl Emulation for InSoftware {
     }
 }
 
-/// A shared receive queue in its domain.
+/// Removes a shared receive queue from its domain when it is dropped.
 struct SrqInDomain {
     domain: Arc<Domain>,
     number: u32,
@@ -117,13 +117,13 @@ impl Drop for SrqInDomain {
     }
 }
 
-/// The arguments of a target: its domain, and the number of an existing one to open.
+/// The arguments with which a target is made: its domain, and, to open an existing target, its number.
 pub(crate) struct TargetOf {
     pub(crate) domain: Arc<Domain>,
     pub(crate) existing: Option<Qpn>,
 }
 
-/// A handle being made.
+/// A handle of a target that is being made.
 struct NewHandle {
     domain: Arc<Domain>,
     shared: Arc<SharedTarget>,
@@ -158,7 +158,7 @@ impl Sharing for NewHandle {
     }
 }
 
-/// One handle of a target.
+/// One handle of a target: the provider's part of the queue pair that a program gets. Several handles share one queue pair.
 struct Handle {
     domain: Arc<Domain>,
     shared: Arc<SharedTarget>,

@@ -51,7 +51,7 @@ pub use probes::{CARRIED, PROBES};
 pub use qp_types::{INITIATOR, TARGET};
 
 bitflags! {
-    /// What a device supports of extended reliable connections.
+    /// The features that the extension adds to a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct XrcFeatures: u64 {
         /// Extended reliable connections.
@@ -74,7 +74,7 @@ pub(crate) const XRC: FeatureInfo = feature!(
     "one connection that reaches many shared receive queues"
 );
 
-/// The extension.
+/// The descriptor of the extension.
 pub static EXTENSION: ExtensionDescriptor =
     ExtensionDescriptor::new("xrc", "extended reliable connections")
         .features(&[XRC])
@@ -83,7 +83,7 @@ pub static EXTENSION: ExtensionDescriptor =
 
 link_extension!(EXTENSION);
 
-/// The shared receive queue at the peer: an attribute of each request of an initiator.
+/// The attribute that every request of an initiator has: the number of the shared receive queue at the peer.
 pub static REMOTE_SRQN: RequestAttributeKind = RequestAttributeKind::new("xrc", "remote_srqn");
 
 /// Directs a request to the shared receive queue with this [number](XrcSrq::number) at the peer.

@@ -23,7 +23,7 @@ use crate::opening::{FileId, Opening};
 use crate::qp_types::{INITIATOR, Role, TARGET};
 use crate::{XRC, XrcFeatures};
 
-/// Extended reliable connections: opens domains, and makes a queue pair an initiator by
+/// The typed handle of XRC: opens domains, and makes a queue pair an initiator by
 /// [`QpOptions::with`](verbs_api::QpOptions::with).
 #[derive(Clone, Debug)]
 pub struct Xrc {
@@ -44,7 +44,7 @@ impl Extension for Xrc {
     }
 }
 
-/// Which domain to open, and how.
+/// Which XRC domain to open, and whether to create it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[doc(alias = "ibv_xrcd_init_attr")]
@@ -54,7 +54,7 @@ pub struct OpenXrcd<'f> {
 }
 
 impl<'f> OpenXrcd<'f> {
-    /// A domain of the caller's own, which cannot be opened again.
+    /// Creates a new domain that cannot be opened again.
     pub const fn anonymous() -> Self {
         Self {
             file: None,
@@ -65,7 +65,8 @@ impl<'f> OpenXrcd<'f> {
         }
     }
 
-    /// The domain of this file, whatever its path. It must exist.
+    /// Opens the domain of this file, whatever path the file was opened by. Fails if there is none, unless
+    /// [`create`](Self::create) is called.
     pub const fn of(file: BorrowedFd<'f>) -> Self {
         Self {
             file: Some(file),
@@ -83,7 +84,7 @@ impl<'f> OpenXrcd<'f> {
         self
     }
 
-    /// With [`create`](Self::create): the domain must not exist.
+    /// Fails if the domain exists already; only together with [`create`](Self::create).
     #[doc(alias = "O_EXCL")]
     pub const fn exclusive(mut self) -> Self {
         self.flags.exclusive = true;
@@ -96,11 +97,12 @@ impl Xrc {
         OpenDevice::of(&self.context).is_some()
     }
 
-    /// Opens a domain.
+    /// Opens an XRC domain.
     ///
     /// # Errors
-    /// The file has no domain and none was to be created, or has one and a new one was wanted; or another process has it, which
-    /// the error names: emulated devices share domains between the contexts of one process, real ones between processes.
+    /// The file has no domain and `create` is not set, or it has one and `exclusive` is set; or another process owns the
+    /// domain, which the error names. Emulated devices share domains between the contexts of one process, real ones between
+    /// processes.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(&self, how: OpenXrcd<'_>) -> Started<Xrcd> {
         let (started, outcome) = self.context.begin();
@@ -141,7 +143,7 @@ impl Xrc {
     }
 }
 
-/// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
+/// Makes the queue pair an XRC initiator: pass the handle to [`QpOptions::with`](verbs_api::QpOptions::with).
 impl From<&Xrc> for QpExtension {
     fn from(xrc: &Xrc) -> Self {
         let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
@@ -205,7 +207,7 @@ impl fmt::Debug for Opened {
     }
 }
 
-/// An open domain. Dropping it closes it; objects made in it stay.
+/// An open XRC domain. Dropping it closes it; objects that were made in it continue to exist.
 #[derive(Debug)]
 #[doc(alias = "ibv_xrcd")]
 pub struct Xrcd {
@@ -216,8 +218,8 @@ pub struct Xrcd {
 }
 
 impl Xrcd {
-    /// Makes a shared receive queue of the domain. Its receives complete in `cq`, whichever target delivers to them. Their
-    /// memory, and the memory that incoming requests write, read and operate on, is that of `pd`.
+    /// Makes a shared receive queue in the domain. Its receives complete on `cq`, whichever target delivers to them.
+    /// Requests that name the queue access memory of `pd`, for the receives and for remote reads, writes and atomics.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, pd: &Pd, options: SrqOptions, cq: &Cq) -> Started<XrcSrq> {
         let of_domain = SrqExtension::new("xrc", &XRC, self.domain.opening.srq());
@@ -227,16 +229,17 @@ impl Xrcd {
         started
     }
 
-    /// Makes a target.
+    /// Makes a target in the domain.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_target(&self) -> Started<Qp> {
         self.target(None)
     }
 
-    /// Opens an existing target of the domain. The target is destroyed with its last handle; its events go to all handles.
+    /// Opens another handle of an existing target of the domain. The target is destroyed with its last handle; its events
+    /// are reported to all handles.
     ///
     /// # Errors
-    /// The domain has no target of this number.
+    /// The domain has no target with this number.
     #[doc(alias = "ibv_open_qp")]
     pub fn open_target(&self, qp_num: Qpn) -> Started<Qp> {
         self.target(Some(qp_num))
@@ -250,10 +253,11 @@ impl Xrcd {
         self.pd.create_qp(QpOptions::rc(&self.cq).with(target))
     }
 
-    /// Closes the domain: Busy if this is its last opening and it has shared receive queues or targets.
+    /// Closes this opening of the domain. Fails with Busy if it is the last one and the domain has shared receive queues or
+    /// targets.
     ///
     /// # Errors
-    /// Busy, with these objects, and the domain back.
+    /// Busy, with those objects and the domain, which is still open.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> Result<(), DestroyError<Self>> {
         match self.domain.close() {
@@ -266,7 +270,7 @@ impl Xrcd {
     }
 }
 
-/// A shared receive queue of a domain. Cloning shares it.
+/// A shared receive queue of an XRC domain. A clone is another handle of the same queue.
 #[derive(Clone)]
 pub struct XrcSrq {
     srq: Srq,
@@ -283,13 +287,13 @@ impl XrcSrq {
         Ok(Self { srq, number })
     }
 
-    /// Its number, by which requests of peers name it. 24 bits, unique in the domain.
+    /// Returns the number by which requests of peers name the shared receive queue: 24 bits, unique in the XRC domain.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Destroys the queue: requests do not reach it any more.
+    /// Destroys the queue: requests of peers that name it are refused afterwards.
     pub fn destroy(self) -> Started<(), DestroyError<Srq>> {
         self.srq.destroy()
     }

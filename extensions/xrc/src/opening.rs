@@ -1,4 +1,4 @@
-//! Openings of domains on either kind of device.
+//! Openings of XRC domains, on emulated and on real devices.
 
 use std::fmt;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use verbs_api::objects::Holder;
 use verbs_api::{extension::Held, ids::Qpn};
 
-/// The identity of a file, whatever its path.
+/// Identifies a file, whatever its path, by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
     device: u64,
@@ -33,18 +33,18 @@ impl fmt::Display for FileId {
     }
 }
 
-/// An opening of a domain.
+/// An opening of an XRC domain, on an emulated or a real device.
 pub(crate) trait Opening: Send + Sync {
-    /// The argument of a shared receive queue of the domain.
+    /// Returns the argument with which a provider makes a shared receive queue in the domain.
     fn srq(&self) -> Held;
 
-    /// The argument of a target of the domain: a new one, or an existing one with this number.
+    /// Returns the argument with which a provider makes a target in the domain, or opens the existing one with this number.
     fn target(&self, existing: Option<Qpn>) -> Held;
 
-    /// Closes it. The last one is Busy while objects of the domain live, and returns them.
+    /// Closes the opening. If it is the last one and objects of the domain exist, it fails with Busy and returns those.
     fn close(&self) -> Result<(), Vec<Holder>>;
 
-    /// Closes it because its handle was dropped. Objects of the domain stay.
+    /// Closes the opening because its handle was dropped. Objects of the domain continue to exist.
     fn forget(&self);
 }
 

@@ -5,12 +5,13 @@ use verbs_api::qp::{QpAttrMask, QpState, QpType, Transition};
 
 use crate::REMOTE_SRQN;
 
-/// The sending end: a protection domain, a send queue, no receives. Each request carries [`REMOTE_SRQN`].
+/// An XRC initiator: the sending end, with a protection domain, a send queue and no receives. Each request has the
+/// attribute [`REMOTE_SRQN`].
 pub static INITIATOR: QpVariant = QpVariant::new("XRC_INI", QpType::Rc)
     .sends(&REMOTE_SRQN)
     .transition(of_initiator);
 
-/// The receiving end: it belongs to a domain and has no queues.
+/// An XRC target: the receiving end, which belongs to an XRC domain and has no queues.
 pub static TARGET: QpVariant = QpVariant::new("XRC_TGT", QpType::Rc).transition(of_target);
 
 // An initiator has no responder attributes.
@@ -36,7 +37,7 @@ fn without(of_service: Transition, attributes: QpAttrMask) -> Transition {
     }
 }
 
-/// The role of a queue pair.
+/// The XRC role of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Role {

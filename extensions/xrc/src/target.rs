@@ -1,4 +1,4 @@
-//! Targets of emulated devices: one queue pair, and the handles that were opened of it.
+//! Targets of emulated devices: each is one queue pair with one or more handles.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use verbs_api::provider::{EventSink, QpOps};
 
 use crate::opening::lock;
 
-/// A target and its handles. It is destroyed with the last of them.
+/// A target's queue pair and its handles. The queue pair is destroyed with the last handle.
 #[derive(Default)]
 pub(crate) struct SharedTarget(Mutex<Parts>);
 
@@ -26,18 +26,18 @@ impl SharedTarget {
         lock(&self.0).handles.push((handle.id, events));
     }
 
-    /// Its handles.
+    /// Returns the identities of the target's handles.
     pub(crate) fn handles(&self) -> Vec<ObjectId> {
         let parts = lock(&self.0);
         parts.handles.iter().map(|(id, _)| *id).collect()
     }
 
-    /// The queue pair; `None` before it is made, and once it is being destroyed.
+    /// Returns the target's queue pair; `None` before it is made, and once it is being destroyed.
     pub(crate) fn real(&self) -> Option<Arc<dyn QpOps>> {
         lock(&self.0).real.clone()
     }
 
-    /// Sets the queue pair, once it is made.
+    /// Sets the target's queue pair, once it is made.
     pub(crate) fn set_real(&self, made: Arc<dyn QpOps>) {
         lock(&self.0).real = Some(made);
     }
@@ -53,7 +53,7 @@ impl SharedTarget {
     }
 }
 
-/// An event of the queue pair goes to every handle.
+/// Reports an event of the target's queue pair to every handle.
 impl EventSink for SharedTarget {
     fn event(&self, event: EventType, _: EventSubject) {
         let handles = lock(&self.0).handles.clone();

@@ -42,8 +42,8 @@ impl AhOps for AddressHandle {
     }
 }
 
-/// Checks the path here, because the library finds some errors only when the path is used, and
-/// others never.
+/// Checks a path before the library does, because the library finds some errors only when the path is used, and others
+/// never.
 fn check_path(context: &Context, path: &AddressVector) -> Result<(), VerbError> {
     path.check(context.properties.limits.phys_port_cnt)?;
     let is_lid = matches!(path.address, LinkAddress::Lid(_));
@@ -54,7 +54,7 @@ fn check_path(context: &Context, path: &AddressVector) -> Result<(), VerbError> 
     Ok(())
 }
 
-/// Explains why a path was refused: the library reports only an error number.
+/// Returns a more precise error for a path that the library refused, because the library reports only an error number.
 fn refused(context: &Context, path: &AddressVector, error: VerbError) -> VerbError {
     let entry = context
         .live

@@ -39,32 +39,32 @@ pub const FAMILY: &str = "rdma-core-provider";
 
 /// The implementation of an extension on real devices.
 pub trait Binding: Send + Sync + 'static {
-    /// The features of the extension that a device has. Called once for each device, while the device is open for its inspection.
+    /// Returns the features of the extension that a device has. Called once for each device, while the provider has it open
+    /// to inspect it.
     fn gains(&self, device: &Described<'_>) -> Gains;
 }
 
 /// The features and limits that a device has through an extension.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
-    /// Bits of the extension's own set.
+    /// Feature bits of the extension's own set that the device has.
     pub own: u64,
-    /// Names and values of the extension's numbers.
+    /// Names and values of the extension's limits.
     pub limits: Vec<(&'static str, u64)>,
 }
 
-/// The description of a device.
+/// A device of `libibverbs`, described for a [`Binding`].
 #[non_exhaustive]
 pub struct Described<'d> {
-    /// The claims of the device without extensions.
+    /// The attributes that the device claims without extensions.
     pub attributes: &'d DeviceAttributes,
-    /// From `ibv_query_device`.
+    /// The vendor's ID, from `ibv_query_device`.
     pub vendor_id: u32,
-    /// From `ibv_query_device`.
+    /// The vendor's number of the device model, from `ibv_query_device`.
     pub vendor_part_id: u32,
-    /// From `ibv_query_device`.
+    /// The capability flags, from `ibv_query_device`.
     pub device_cap_flags: u32,
-    /// The device has extended reliable connections ([`Xrcd`](crate::xrc::Xrcd)): it reports them, and the library has the verbs
-    /// for them.
+    /// Whether the device supports XRC ([`Xrcd`](crate::xrc::Xrcd)): it reports so, and the library has the verbs for it.
     pub has_xrc: bool,
     listed: &'d Live<IbvContext>,
 }
@@ -80,7 +80,7 @@ impl Described<'_> {
     }
 }
 
-/// A binding, as the part of an extension.
+/// Makes a binding a part of an extension's descriptor.
 pub struct BindingPart(pub &'static dyn Binding);
 
 impl Part for BindingPart {
@@ -96,7 +96,7 @@ impl Part for BindingPart {
     }
 }
 
-/// The bindings of the registered extensions.
+/// The registered extensions that have a binding, each with it.
 pub(crate) struct Bindings(Vec<(&'static ExtensionDescriptor, &'static BindingPart)>);
 
 impl Bindings {

@@ -21,7 +21,7 @@ use crate::spin::SpinLock;
 use crate::verbs::{Live, Poller, never_waits};
 use crate::watch::{Watch, Watched};
 
-/// Entries that one poll of the library takes.
+/// How many completions one poll of the library takes.
 const TAKEN: usize = 16;
 
 pub(crate) struct CompletionQueue {
@@ -32,49 +32,50 @@ pub(crate) struct CompletionQueue {
     polled: SpinLock<Polled>,
     notices: Arc<Notices>,
     watch: Mutex<Option<Watch>>,
-    /// The queue has lost completions: the library reports it in a poll or by an event.
+    /// Whether the queue has lost completions, which the library reports in a poll or by an event.
     pub(crate) has_overrun: AtomicBool,
     context: Arc<Context>,
 }
 
-/// The state that the poller has exclusively.
+/// The state of a completion queue that only the thread that polls may access.
 struct Polled {
-    /// False once the queue is destroyed or its device removed.
+    /// False once the queue was destroyed or its device removed.
     is_open: bool,
-    /// The queue pairs whose requests complete here, sorted by number.
+    /// The outstanding requests of the queue pairs that complete on this queue, sorted by queue pair number.
     queue_pairs: Vec<Books>,
-    /// The index of the queue pair of the last completion.
+    /// The index in `queue_pairs` of the last completion's queue pair.
     last: usize,
-    /// The receives of shared receive queues that requests name and that complete here, whichever queue pair receives the
-    /// messages.
+    /// The receives of XRC shared receive queues that complete on this queue, by the number of the shared receive queue in
+    /// this process. Any queue pair may receive their messages.
     named: BTreeMap<u32, Arc<SpinLock<Receives>>>,
-    /// Completions that were taken from the library before the program polled.
+    /// Completions that were taken from the library before the program polled, for the next poll.
     kept: VecDeque<Completion>,
-    /// Entries of completions that came before those of earlier requests of their queue pairs.
+    /// Completions that the library has returned before those of earlier requests of the same queue pair, and that are held
+    /// back until those have come.
     early: VecDeque<IbvWc>,
-    /// The completion flags each of which reports an invalidated key.
+    /// The bits of a completion's flags any of which means that a key was invalidated.
     with_inv: u32,
 }
 
-/// The requests of one queue pair that complete here.
+/// The outstanding requests of one queue pair that complete on this queue.
 #[derive(Default)]
 struct Books {
     qp_num: u32,
     sends: Option<Retiring>,
-    /// The receives of the queue pair, or those of its shared receive queue.
+    /// The outstanding receives of the queue pair, or of its shared receive queue.
     receives: Option<Arc<SpinLock<Receives>>>,
 }
 
-/// The completion channel of the queue, and the sink that gets its notifications.
+/// The completion channel of the queue, and the sink to notify.
 struct Notices {
     channel: Live<IbvCompChannel>,
     sink: Arc<dyn CompletionSink>,
-    /// Set while the channel has a notification.
+    /// Whether the channel has a notification that was not drained.
     has_come: AtomicBool,
 }
 
 impl Notices {
-    /// Takes all notifications from the channel.
+    /// Reads all notifications from the channel.
     fn drain(&self) {
         self.has_come.store(false, Ordering::Release);
         while let Ok(true) = self.channel.take_notice() {}
@@ -147,23 +148,23 @@ impl CompletionQueue {
         Ok(queue)
     }
 
-    /// Adds a queue pair whose send requests complete here.
+    /// Adds a queue pair whose send requests complete on this queue.
     pub(crate) fn add_sends(&self, qp_num: u32, sends: Retiring) {
         self.polled.lock().books_of(qp_num).sends = Some(sends);
     }
 
-    /// Adds a queue pair whose receives, or those of its shared receive queue, complete here.
+    /// Adds a queue pair whose receives, or those of its shared receive queue, complete on this queue.
     pub(crate) fn add_receives(&self, qp_num: u32, receives: &Arc<SpinLock<Receives>>) {
         self.polled.lock().books_of(qp_num).receives = Some(Arc::clone(receives));
     }
 
-    /// Adds a shared receive queue that requests name and whose receives complete here.
+    /// Adds an XRC shared receive queue whose receives complete on this queue. `queue` is its number in this process.
     pub(crate) fn add_named(&self, queue: u32, receives: &Arc<SpinLock<Receives>>) {
         let receives = Arc::clone(receives);
         self.polled.lock().named.insert(queue, receives);
     }
 
-    /// Removes a shared receive queue that was destroyed.
+    /// Removes an XRC shared receive queue that was destroyed.
     pub(crate) fn remove_named(&self, queue: u32) {
         let removed = self.polled.lock().named.remove(&queue);
         drop(removed);
@@ -180,7 +181,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Discards the outstanding sends of a queue pair that the device has reset. The caller prevents posts in the meantime.
+    /// Drops the outstanding sends of a queue pair that the device has reset. The caller prevents posts meanwhile.
     pub(crate) fn forget_sends(&self, qp_num: u32) {
         let mut polled = self.polled.lock();
         if let Ok(place) = polled.place_of(qp_num)
@@ -190,7 +191,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes all completions, because the library drops those of a queue pair that is destroyed or reset.
+    /// Takes all completions from the library and keeps them for the program, because the library drops those of a queue
+    /// pair that is destroyed or reset.
     pub(crate) fn keep_all(&self) {
         let mut polled = self.polled.lock();
         let mut slots: [Completion; TAKEN] = Default::default();
@@ -200,7 +202,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Destroys the queue. If the library refuses, the queue stays in use.
+    /// Destroys the queue at the library. If the library refuses, the queue stays in use.
     fn end(&self) -> Result<(), VerbError> {
         let was_open = std::mem::take(&mut self.polled.lock().is_open);
         self.notices.drain();
@@ -215,7 +217,8 @@ impl CompletionQueue {
         self.notices.channel.destroy()
     }
 
-    /// Completes all outstanding requests of a queue pair as flushed. Nothing is posted to the queue pair from now on.
+    /// Completes all outstanding requests of a queue pair as flushed. The caller ensures that no further request is posted
+    /// to it. `is_of_own_queue` says whether the queue pair has a receive queue of its own, whose receives are flushed too.
     pub(crate) fn flush(&self, qp_num: u32, is_of_own_queue: bool) {
         let mut polled = self.polled.lock();
         let Ok(place) = polled.place_of(qp_num) else {
@@ -271,7 +274,7 @@ impl DeviceEvents for CompletionQueue {
         self.has_overrun.fetch_or(cq == self.id, Ordering::Relaxed);
     }
 
-    /// From now on the library is not called.
+    /// Closes the queue: the library is no longer called.
     fn close(&self) {
         self.keep_all();
         self.polled.lock().is_open = false;
@@ -289,7 +292,7 @@ fn flushed(qp_num: u32, wr_id: u64, opcode: WcOpcode, loan: Loan) -> Completion 
 }
 
 impl Polled {
-    /// Moves kept completions into `slots`. Returns how many.
+    /// Moves kept completions into `slots`; returns how many.
     #[inline(always)]
     fn hand_out(&mut self, slots: &mut [Completion]) -> usize {
         let mut handed = 0;
@@ -302,7 +305,8 @@ impl Polled {
         handed
     }
 
-    /// Moves completions that had come early, and whose earlier requests have completed now, into `slots`. Returns how many.
+    /// Moves completions that were held back, and whose earlier requests have completed meanwhile, into `slots`; returns
+    /// how many.
     #[inline(always)]
     fn release(&mut self, slots: &mut [Completion]) -> usize {
         match self.early.is_empty() {
@@ -344,7 +348,8 @@ impl Polled {
         &mut self.queue_pairs[place]
     }
 
-    /// Finds the books of a queue pair. Most completions belong to the same queue pair as the one before, so its books are tried first.
+    /// Returns the outstanding requests of a queue pair. Those of the last completion are tried first, because most
+    /// completions are of the same queue pair as the one before.
     #[inline(always)]
     fn find(&mut self, qp_num: u32) -> Option<&mut Books> {
         let is_same = |books: &Books| books.qp_num == qp_num;
@@ -361,8 +366,8 @@ impl Polled {
         flags
     }
 
-    /// Writes a completion to `slot` and returns true if the program sees it. It does not see completions of queue pairs that are
-    /// gone or of unsignaled requests.
+    /// Writes a completion of the library to `slot`, and returns whether it is for the program. Completions of unsignaled
+    /// requests and of queue pairs that were destroyed are not.
     #[inline(always)]
     fn tell(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let Some(books) = self.find(entry.qp_num) else {
@@ -386,8 +391,8 @@ impl Polled {
         self.write(entry, told, slot)
     }
 
-    /// Writes a completion for which no queue pair with this number completes here, because a target may belong to another
-    /// process.
+    /// Writes a completion of an XRC shared receive queue to `slot`, and returns whether it is for the program. Used for
+    /// queue pairs that do not complete on this queue, because an XRC target may belong to another process.
     #[cold]
     fn tell_of_named(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let queue = named_queue(entry.wr_id).and_then(|queue| self.named.get(&queue));
@@ -436,7 +441,7 @@ fn status_of(entry: &IbvWc) -> WcStatus {
     u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code)
 }
 
-/// The `wr_id`, the opcode and the buffers of a receive that has completed.
+/// Retires the receive that has completed, and returns its `wr_id`, its opcode and its buffers.
 #[inline(always)]
 fn received(receives: &SpinLock<Receives>, entry: &IbvWc) -> Option<(u64, WcOpcode, Loan)> {
     const RECV_RDMA_WITH_IMM: i32 = 129;

@@ -23,7 +23,8 @@ pub(crate) struct Context {
     pub(crate) connections: Arc<Connections>,
     worker: Worker,
     is_removed: AtomicBool,
-    /// In order of creation: completion queues before the queue pairs that complete there.
+    /// The objects that handle events of the device, in order of creation: completion queues before the queue pairs that
+    /// complete on them.
     objects: Mutex<Vec<Weak<dyn DeviceEvents>>>,
 }
 
@@ -31,26 +32,26 @@ pub(crate) struct Context {
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {
     pub(crate) limits: Limits,
-    /// The completion flags each of which reports an invalidated key.
+    /// The bits of a completion's flags any of which means that a key was invalidated.
     pub(crate) with_inv: u32,
-    /// The device has extended reliable connections.
+    /// Whether the device supports XRC.
     pub(crate) has_xrc: bool,
 }
 
-/// The reactions of an object to events of its device.
+/// How an object reacts to events of its device.
 pub(crate) trait DeviceEvents: Send + Sync {
-    /// A completion queue has lost completions. It may be this object or another one.
+    /// Called when a completion queue has lost completions. It may be this object or another one.
     fn cq_overrun(&self, _cq: ObjectId) {}
 
-    /// The device was removed: nothing is posted to the object from now on.
+    /// Called when the device was removed: the object accepts no further requests.
     fn close(&self);
 
-    /// All objects are closed: completes the outstanding requests.
+    /// Called after all objects are closed: completes the object's outstanding requests as flushed.
     fn flush(&self) {}
 }
 
 impl Context {
-    /// Opens a listed device again.
+    /// Opens a device of the library again, for a program.
     pub(crate) fn open(
         listed: &Live<IbvContext>,
         properties: Properties,
@@ -68,7 +69,7 @@ impl Context {
         }))
     }
 
-    /// Runs a verb on the thread of the device and sends its result. Verbs run one after the other, so that no object is
+    /// Runs a verb on the device's thread and replies with its result. Verbs run one after the other, so that no object is
     /// destroyed while another verb uses it.
     pub(crate) fn start<T: 'static>(
         &self,
@@ -81,8 +82,8 @@ impl Context {
         }
     }
 
-    /// Does what [`start`](Self::start) does for a verb that destroys an object. If the device was removed, the result of the
-    /// library does not matter.
+    /// Runs a verb that destroys an object, as [`start`](Self::start) does. If the device was removed, the verb succeeds
+    /// whatever the library returns.
     pub(crate) fn destroy(
         self: &Arc<Self>,
         reply: Reply<()>,
@@ -98,12 +99,12 @@ impl Context {
         });
     }
 
-    /// Runs a job whose result is not needed.
+    /// Runs a job on the device's thread without replying.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         self.worker.run(job);
     }
 
-    /// Adds an object that gets the events of the device.
+    /// Adds an object that handles events of the device.
     pub(crate) fn add(&self, object: Weak<dyn DeviceEvents>) {
         let mut objects = lock(&self.objects);
         if objects.len() == objects.capacity() {
@@ -118,7 +119,7 @@ impl Context {
         }
     }
 
-    /// The objects that exist, the newest first.
+    /// Returns the objects that exist and handle events, the newest first.
     fn objects(&self) -> Vec<Arc<dyn DeviceEvents>> {
         let objects = lock(&self.objects);
         objects.iter().rev().filter_map(Weak::upgrade).collect()

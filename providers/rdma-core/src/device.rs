@@ -29,10 +29,10 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Queries and tries a device of the library.
+    /// Makes a device of the library: queries its attributes, and tries what they do not report.
     ///
     /// # Errors
-    /// A query of the device or its trial fails.
+    /// A query or the trial of the device failed.
     pub(crate) fn new(
         provider: &'static str,
         name: String,
@@ -90,7 +90,7 @@ impl Device {
         Ok((attributes, properties, connections))
     }
 
-    /// Whether this is the device of an entry in the present list.
+    /// Whether this is the device of an entry in the library's present list.
     pub(crate) fn is(&self, listed: &Listed<'_>) -> bool {
         listed.is_of(&self.listed)
     }
@@ -148,7 +148,7 @@ fn features(said: &IbvDeviceAttr) -> Features {
     features
 }
 
-/// The features that iWARP lacks, and those that it demands and that have no verb in user space.
+/// The gaps of every iWARP device: what iWARP lacks, and what it requires but has no verb in user space.
 const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_RNR_RETRY)
     .union(BaselineGaps::NO_BMME)
@@ -157,8 +157,8 @@ const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_READ_WITH_INVALIDATE)
     .union(BaselineGaps::NO_MODIFY_TO_RTR);
 
-/// The completion flags each of which reports an invalidated key. Linux's rxe writes the bit of the kernel
-/// (`IB_WC_WITH_INVALIDATE`) where user space has another.
+/// Returns the bits of a completion's flags any of which means that a key was invalidated. Linux's rxe sets the kernel's
+/// bit (`IB_WC_WITH_INVALIDATE`), which differs from that of user space.
 fn with_inv(said: &IbvDeviceAttr) -> u32 {
     const RXE: u32 = 0xff_ffff;
     const OF_USER_SPACE: u32 = 1 << 3;

@@ -30,8 +30,8 @@ impl Domain {
     }
 }
 
-/// The region of a domain that windows name while they are bound to no other region, because not every library accepts a null
-/// pointer. It holds no memory of the program, and is registered with the first window.
+/// A region without memory of the program, to which a window refers while it is bound to no other, because not every
+/// library accepts a null pointer. It is registered with the domain's first window.
 #[derive(Default)]
 pub(crate) struct NullRegion(OnceLock<Arc<Live<IbvMr>>>);
 

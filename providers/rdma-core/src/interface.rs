@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 
-/// The addresses of this machine, without link-local ones, which are valid on one link only.
+/// Returns the IP addresses of this machine, without link-local ones, which are valid on one link only.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     let addresses = of_all().filter_map(|(_, address)| ip_of(&address));
     addresses.collect()
 }
 
-/// The interface with this number, or if `index` is 0 the one with this Ethernet address, and its
-/// first address.
+/// Returns name and first IP address of the network interface with this index, or, if `index` is 0, of the one with this
+/// Ethernet address.
 pub(crate) fn found(index: u32, mac: &[u8]) -> Option<(String, Option<IpAddr>)> {
     let is_it = |(_, address): &(String, SockaddrStorage)| {
         address.as_link_addr().is_some_and(|link| match index {
@@ -26,7 +26,7 @@ pub(crate) fn found(index: u32, mac: &[u8]) -> Option<(String, Option<IpAddr>)> 
     Some((name, ip))
 }
 
-/// The source address of the route to a destination.
+/// Returns the source address of the route to a destination; `None` if there is no route.
 pub(crate) fn source_of(to: IpAddr) -> Option<IpAddr> {
     const DISCARD: u16 = 9;
     let any = match to {
@@ -39,7 +39,7 @@ pub(crate) fn source_of(to: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// All addresses with the names of their interfaces. Empty if the system does not report them.
+/// Iterates over all addresses with the names of their interfaces; empty if the system does not report them.
 fn of_all() -> impl Iterator<Item = (String, SockaddrStorage)> {
     let entries = getifaddrs().into_iter().flatten();
     entries.filter_map(|entry| Some((entry.interface_name, entry.address?)))

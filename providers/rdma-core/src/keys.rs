@@ -1,15 +1,15 @@
-//! The local keys that the program has seen.
+//! The local keys that the program has seen, which no private region may get.
 
 use std::collections::HashSet;
 
 use verbs_api::VerbError;
 
-/// A private region must not get one of these keys, because the program may still have entries with it. The library chooses keys,
-/// and does not report when it reuses one.
+/// The local keys that the program has seen. A region of a buffer pool must not get one of them, because the program may
+/// still have scatter/gather entries with it; but the library chooses keys, and does not report that it reuses one.
 #[derive(Default)]
 pub(crate) struct KeyHistory(HashSet<u32>);
 
-/// How often a region is registered in search of a key that the program has not seen.
+/// How often a region is registered until its key is one that the program has not seen.
 const ATTEMPTS: usize = 256;
 
 impl KeyHistory {
@@ -18,8 +18,8 @@ impl KeyHistory {
         self.0.insert(lkey);
     }
 
-    /// Makes regions until one has a key that the program has not seen. Returns the earlier regions too: they were kept so that
-    /// the library chose another key for the next one.
+    /// Registers regions with `make` until one has a key that the program has not seen. Returns the earlier regions too,
+    /// which were kept so that the library had to choose another key.
     pub(crate) fn find_unseen<T>(
         &self,
         mut make: impl FnMut() -> Result<(T, u32), VerbError>,

@@ -76,20 +76,20 @@ use lock::lock;
 
 pub use open_device::OpenDevice;
 
-/// Names the file of the library, instead of the one that the dynamic linker finds. A program with more rights than the user who
-/// runs it ignores the variable, as the linker ignores its own variables there.
+/// The environment variable that names the file of the library, in place of the one that the dynamic linker finds. A
+/// program with more rights than the user who runs it ignores the variable, as the linker ignores its own variables there.
 pub const FILE_VARIABLE: &str = "POLYVERBS_RDMA_CORE";
 
-/// The name under which the dynamic linker looks for the library.
+/// The name by which the dynamic linker finds the library.
 const FILE: &str = "libibverbs.so.1";
 
-/// The directory in which the kernel lists its devices.
+/// The directory in which the kernel lists its RDMA devices.
 const KERNELS: &str = "/sys/class/infiniband";
 
-/// The devices of `libibverbs.so.1`.
+/// The provider of the devices that `libibverbs.so.1` lists.
 #[derive(Debug)]
 pub struct LibIbverbs {
-    /// `None` if the environment or else the linker decides.
+    /// The file of the library; `None` if the environment variable or else the dynamic linker decides.
     file: Option<PathBuf>,
     library: MadeOnce<Result<&'static Library, VerbError>>,
 }
@@ -107,7 +107,7 @@ impl LibIbverbs {
         }
     }
 
-    /// The provider over the library in this file. The same path always gives the same provider.
+    /// Returns the provider that uses the library in this file. The same path always gives the same provider.
     pub fn in_file(path: impl AsRef<Path>) -> &'static Self {
         static KNOWN: PerProcess<Mutex<Vec<&LibIbverbs>>> = PerProcess::new(Mutex::default);
         let path = path.as_ref();
@@ -138,7 +138,7 @@ impl LibIbverbs {
         self.library.get_or_make(load).clone()
     }
 
-    /// The library; an error only if the user has named a file.
+    /// Returns the loaded library, or why it cannot be offered. Fails if the user has named a file that cannot be loaded.
     fn wanted(&self) -> Result<Result<&'static Library, Absent>, VerbError> {
         if let Some(named) = self.named() {
             return self.library(named.as_os_str()).map(Ok);

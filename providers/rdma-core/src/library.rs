@@ -42,12 +42,12 @@ impl File {
         Ok(Self { name, handle })
     }
 
-    /// The name by which the file was loaded.
+    /// Returns the name by which the file was loaded.
     pub(crate) fn name(&self) -> &Path {
         Path::new(&self.name)
     }
 
-    /// The address of a symbol; `name` ends with a zero byte.
+    /// Returns the address of a symbol of the file; `name` must end with a zero byte.
     ///
     /// # Errors
     /// The message of the linker, and the release that introduced the symbol.
@@ -98,8 +98,8 @@ macro_rules! symbols {
 pub(crate) use symbols;
 
 symbols! {
-    /// The functions of the library. The inline functions of `<infiniband/verbs.h>`, such as `ibv_post_send`, are calls through
-    /// the table in a context instead.
+    /// The functions of libibverbs. The inline functions of `<infiniband/verbs.h>`, such as `ibv_post_send`, are not in it:
+    /// they are calls through the table of a context.
     Library in file {
         ibv_get_device_list(*mut c_int) -> *mut *mut IbvDevice;
         ibv_free_device_list(*mut *mut IbvDevice);
@@ -145,7 +145,7 @@ pub(crate) fn has_more_rights_than_its_user() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// The error that the dynamic linker reports.
+/// Returns the error that the dynamic linker reported last.
 fn missing() -> VerbError {
     // SAFETY: the message belongs to this thread until the thread's next call of the linker.
     let message = unsafe { libc::dlerror() };

@@ -13,10 +13,10 @@ use crate::device::Device;
 use crate::library::Library;
 use crate::verbs::{List, Listed};
 
-/// The directory with the files of devices.
+/// The directory with the device files of RDMA devices.
 const FILES: &str = "/dev/infiniband";
 
-/// The devices that the library lists, reusing those of `known`, and the devices that cannot be
+/// Returns the devices that the library lists, taking those that still exist from `known`, and the devices that cannot be
 /// used.
 ///
 /// # Errors
@@ -64,7 +64,7 @@ fn usable(
     Ok(Arc::new(device))
 }
 
-/// Explains why a device does not open, and what the user can do.
+/// Returns a more precise error for a device that cannot be opened, with advice for the user.
 fn unopened(error: VerbError, file: &str) -> VerbError {
     let path = Path::new(FILES).join(file);
     let at = path.display();

@@ -19,7 +19,7 @@ use crate::verbs::never_waits;
 use crate::watch::{Watch, Watched, guarded};
 use crate::xrc::{OpenFlags, Xrcd};
 
-/// Takes the asynchronous events of an open device.
+/// Reads the asynchronous events of an open device, and reports them.
 struct Events {
     context: Arc<Context>,
     sink: Arc<dyn EventSink>,
@@ -60,7 +60,7 @@ impl Watched for Events {
     }
 }
 
-/// The context in the form of the contract.
+/// An open device in the form that the provider contract requires.
 pub(crate) struct Open {
     pub(crate) context: Arc<Context>,
     events: Arc<Events>,
@@ -117,7 +117,7 @@ impl ContextOps for Open {
 pub struct OpenDevice(Arc<Open>);
 
 impl OpenDevice {
-    /// The open device of a context; `None` if another provider has opened it.
+    /// Returns the open device of a context; `None` if it is of another provider.
     pub fn of(context: &verbs_api::Context) -> Option<Self> {
         own(context.ops(), "context").ok().map(Self)
     }
@@ -131,7 +131,7 @@ impl OpenDevice {
         self.0.context.live.with(|at| act(at.cast()))
     }
 
-    /// Opens the domain of a file, or, without a file, a domain that has no other opening.
+    /// Opens the XRC domain of a file, or, without a file, a new domain that cannot be opened again.
     pub fn open_xrcd(&self, file: Option<OwnedFd>, flags: OpenFlags, reply: Reply<Arc<Xrcd>>) {
         let context = Arc::clone(&self.0.context);
         self.0.context.start(reply, move || {

@@ -1,4 +1,4 @@
-//! Outstanding requests: finds the request that belongs to a completion.
+//! The outstanding requests of queues, to find the request that a completion belongs to.
 //!
 //! The library returns a number with each completion. On a send queue the number counts requests, because a completion also
 //! completes the earlier unsignaled ones. The send queue is a ring: the poster works at one end and the poller of the completion
@@ -15,36 +15,37 @@ use verbs_api::wr::{PostReason, SendFlags};
 
 use crate::window::Bound;
 
-/// Marks the numbers of receives, so that a failed completion shows to which queue it belongs.
+/// This bit of a `wr_id` marks a receive, because the completion of a failed request does not show whether it is a send or
+/// a receive.
 const RECEIVE: u64 = 1 << 63;
 
-/// Marks the numbers of receives of queues that requests name. A completion reports the queue pair that received the message,
-/// which any process may have, but not the queue that the receive came from.
+/// This bit of a `wr_id` marks a receive of an XRC shared receive queue. Its completion reports the queue pair that
+/// received the message, which may be of any process, but not the queue that the receive came from.
 const NAMED: u64 = 1 << 62;
 
-/// The bits between these two marks and the place.
+/// The bits of a receive's `wr_id` between these two marks and the index of its place.
 const EPOCH: u32 = 0x3fff_ffff;
 
-/// A request of a send queue.
+/// An outstanding request of a send queue.
 #[derive(Default)]
 pub(crate) struct Sent {
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
     pub(crate) flags: SendFlags,
     pub(crate) loan: Loan,
-    /// The request has a completion of its own, which the library may return after those of later requests.
+    /// Whether the library may return the request's completion after those of later requests.
     pub(crate) is_overtaken: bool,
 }
 
-/// A place for one request of a send queue.
+/// An entry of the ring of a send queue, for one request.
 #[derive(Default)]
 struct Place {
     sent: Sent,
-    /// Set for a posted bind.
+    /// The change of a window that a posted bind makes; `None` for other requests.
     bound: Option<Bound>,
 }
 
-/// The parts of a completed request that its completion reports.
+/// The fields of a request that are kept until its completion reports them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
@@ -53,12 +54,12 @@ pub(crate) struct Retired {
     pub(crate) loan: Loan,
 }
 
-/// The requests of a send queue in order: those from `retired` up to, but without, `posted`, with a place for each.
+/// The outstanding requests of a send queue in order of their numbers, from `retired` to `posted` (excluded).
 struct Ring {
     places: Box<[UnsafeCell<Place>]>,
     posted: AtomicU64,
     retired: AtomicU64,
-    /// How many of the retired requests had `RESERVED`.
+    /// How many of the retired requests had the flag `RESERVED`.
     retired_reserved: AtomicU32,
 }
 
@@ -83,29 +84,30 @@ impl Drop for Ring {
     }
 }
 
-/// The end of a send queue that the poster uses.
+/// The end of a send queue's ring at which requests are posted.
 pub(crate) struct Posted {
     ring: Arc<Ring>,
-    /// The number of the next request.
+    /// The number of the next request to be posted.
     next: u64,
     max: u32,
-    /// The number of places that only requests with `RESERVED` may take.
+    /// How many entries only requests with the flag `RESERVED` may take.
     reserve: u32,
     reserved: u32,
 }
 
-/// The end of a send queue at which requests retire, used by the poller.
+/// The end of a send queue's ring at which requests retire, used by the thread that polls the completion queue.
 pub(crate) struct Retiring {
     ring: Arc<Ring>,
-    /// The number of the oldest request.
+    /// The number of the oldest outstanding request.
     oldest: u64,
-    /// The first half of a portable operation has failed, so the failure of its second half is not reported.
+    /// Whether the first request of a portable operation has failed, so that the failure of its second one is not reported.
     absorbs: bool,
-    /// The buffers of requests that were not reported.
+    /// The buffers of retired requests whose completions are not reported; the next reported completion returns them.
     kept: Loan,
 }
 
-/// A send queue of `max` requests; `reserve` of its places are only for requests with `RESERVED`.
+/// Makes the ring of a send queue for `max` requests; `reserve` of its entries are only for requests with the flag
+/// `RESERVED`.
 pub(crate) fn send_queue(max: u32, reserve: u32) -> (Posted, Retiring) {
     let places = (0..max.next_power_of_two()).map(|_| UnsafeCell::default());
     let ring = Arc::new(Ring {
@@ -131,10 +133,10 @@ pub(crate) fn send_queue(max: u32, reserve: u32) -> (Posted, Retiring) {
 }
 
 impl Posted {
-    /// Takes a place for a request. Returns the number for the library.
+    /// Takes an entry for a request. Returns the request's number, which the library gets as `wr_id`.
     ///
     /// # Errors
-    /// There is no place or, for a first half, no place for the second half.
+    /// The queue is full or, for the first request of a portable operation, has no entry for the second one.
     #[inline(always)]
     pub(crate) fn push(&mut self, sent: Sent) -> Result<u64, PostReason> {
         let needed = 1 + u32::from(sent.flags.contains(SendFlags::FIRST_HALF));
@@ -166,13 +168,13 @@ impl Posted {
         Ok(number)
     }
 
-    /// Notes what the last request, a bind, changes at its window.
+    /// Notes the change of a window that the last pushed request, a bind, will make.
     pub(crate) fn set_bound(&mut self, bound: Bound) {
         // SAFETY: the library has not taken the request, so it cannot retire, and its place belongs to the poster.
         unsafe { &mut *self.ring.place(self.next - 1) }.bound = Some(bound);
     }
 
-    /// Removes the last `count` requests, which the library has refused.
+    /// Removes the last `count` requests, which the library has refused to post.
     pub(crate) fn take_back(&mut self, count: usize) {
         for _ in 0..count {
             self.next -= 1;
@@ -186,8 +188,8 @@ impl Posted {
 }
 
 impl Retiring {
-    /// Whether the request of this number has completed before an earlier one. If so, later requests overtake the earlier one
-    /// too.
+    /// Whether the completion of this request has been polled before that of an earlier request which may be late. If so,
+    /// later completions are also held back until the earlier one has come.
     pub(crate) fn overtakes(&mut self, number: u64) -> bool {
         number != self.oldest && self.finds_overtaken(number)
     }
@@ -206,8 +208,8 @@ impl Retiring {
         overtakes
     }
 
-    /// Retires the request of this number and all earlier ones. Returns `None` if the request is not outstanding, is unsignaled,
-    /// or is a failed second half after a failed first one.
+    /// Retires this request and all earlier ones. Returns `None` if the request is not outstanding, is unsignaled, or is
+    /// the failed second request of a portable operation whose first one has failed.
     #[inline(always)]
     pub(crate) fn retire(&mut self, number: u64, is_success: bool) -> Option<Retired> {
         let count = number.wrapping_sub(self.oldest);
@@ -231,7 +233,7 @@ impl Retiring {
         Some(retired)
     }
 
-    /// Retires the oldest requests without reporting them.
+    /// Retires the oldest `count` requests without reporting them.
     #[cold]
     fn pass(&mut self, count: u64) {
         for _ in 0..count {
@@ -241,7 +243,8 @@ impl Retiring {
         }
     }
 
-    /// Retires the oldest outstanding requests with an error, because the device is gone, up to the first that is reported.
+    /// Retires the oldest outstanding requests as failed, because the device is gone, up to the first whose failure is
+    /// reported; `None` if there is none.
     pub(crate) fn flush(&mut self) -> Option<Retired> {
         while self.oldest < self.ring.posted.load(Ordering::Acquire) {
             let told = self.retire(self.oldest, false);
@@ -252,7 +255,7 @@ impl Retiring {
         None
     }
 
-    /// Takes the oldest request, which was posted and has not retired.
+    /// Removes the oldest request, which must be outstanding.
     #[inline(always)]
     fn pop(&mut self, is_success: bool) -> (Retired, SendFlags) {
         // SAFETY: the request was posted, and only the poller retires requests.
@@ -274,8 +277,8 @@ impl Retiring {
         (retired, sent.flags)
     }
 
-    /// Drops all requests, because the device has forgotten them after a reset or at its end. The caller prevents posts in the
-    /// meantime.
+    /// Drops all outstanding requests, because the device has dropped them too: after a reset of the queue pair, or at its
+    /// end. The caller prevents posts meanwhile.
     pub(crate) fn clear(&mut self) {
         while self.oldest < self.ring.posted.load(Ordering::Acquire) {
             let (retired, _) = self.pop(false);
@@ -293,18 +296,18 @@ impl Drop for Retiring {
     }
 }
 
-/// The requests of a receive queue, which may complete in any order.
+/// The outstanding requests of a receive queue, which may complete in any order.
 pub(crate) struct Receives {
     pub(crate) is_open: bool,
     places: Vec<Option<Received>>,
     free: Vec<u32>,
-    /// How often the queue was reset: numbers from before a reset are invalid. A queue that requests name is never reset; for it
-    /// this is the number of the queue.
+    /// How often the queue was reset, so that a `wr_id` from before a reset is recognised as invalid. An XRC shared receive
+    /// queue is never reset; for it this is its number in this process.
     epoch: u32,
     named: u64,
 }
 
-/// A request of a receive queue.
+/// An outstanding request of a receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) wr_id: u64,
@@ -324,7 +327,7 @@ impl Receives {
         receives
     }
 
-    /// The receives of a queue that requests name, and the number of the queue in this process.
+    /// Creates it for an XRC shared receive queue, and returns the number of that queue in this process too.
     pub(crate) fn of_named_queue(max: u32) -> (Self, u32) {
         static QUEUES: AtomicU32 = AtomicU32::new(0);
         let queue = QUEUES.fetch_add(1, Ordering::Relaxed) & EPOCH;
@@ -339,8 +342,8 @@ impl Receives {
         self.free.extend((before..max).rev());
     }
 
-    /// Takes a place for a request. Returns the number for the library. Only the library knows whether the queue has room: a
-    /// request leaves the queue when a message has arrived, but its place only when the completion was polled.
+    /// Takes a place for a receive. Returns the `wr_id` for the library. Only the library knows whether the queue has room:
+    /// a receive leaves the queue when a message has arrived, but keeps its place here until its completion is polled.
     pub(crate) fn push(&mut self, received: Received) -> u64 {
         let place = self.free.pop().unwrap_or_else(|| {
             let before = self.places.len() as u32;
@@ -351,7 +354,7 @@ impl Receives {
         RECEIVE | self.named | u64::from(self.epoch & EPOCH) << 32 | u64::from(place)
     }
 
-    /// Takes the request of this number, which has completed or was refused.
+    /// Removes and returns the receive with this `wr_id`, which has completed or was refused.
     pub(crate) fn retire(&mut self, number: u64) -> Option<Received> {
         let (epoch, place) = ((number >> 32) as u32 & EPOCH, number as u32);
         if epoch != self.epoch & EPOCH {
@@ -362,14 +365,14 @@ impl Receives {
         Some(received)
     }
 
-    /// Takes an outstanding request, because the device is gone.
+    /// Removes and returns any outstanding receive, because the device is gone; `None` if there is none.
     pub(crate) fn flush(&mut self) -> Option<Received> {
         let place = self.places.iter().position(Option::is_some)?;
         self.free.push(place as u32);
         self.places[place].take()
     }
 
-    /// Drops all requests, because the device has forgotten them after a reset or at its end.
+    /// Drops all outstanding receives, because the device has dropped them too: after a reset of the queue, or at its end.
     pub(crate) fn clear(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         for (place, slot) in self.places.iter_mut().enumerate() {
@@ -387,7 +390,7 @@ impl Drop for Receives {
     }
 }
 
-/// Joins the buffers of two retired requests of one queue that were not returned yet.
+/// Joins the buffers of two retired requests of one queue that were not returned to the program yet.
 #[inline(always)]
 fn join(first: Loan, second: Loan) -> Loan {
     match second.is_none() {
@@ -397,12 +400,13 @@ fn join(first: Loan, second: Loan) -> Loan {
     }
 }
 
-/// Whether a number belongs to a receive.
+/// Whether a `wr_id` of the library is that of a receive.
 pub(crate) const fn is_receive(number: u64) -> bool {
     number & RECEIVE != 0
 }
 
-/// The queue of a receive's number, if it is a queue that requests name.
+/// Returns the number in this process of the XRC shared receive queue that a receive's `wr_id` belongs to; `None` for other
+/// queues.
 pub(crate) fn named_queue(number: u64) -> Option<u32> {
     (number & NAMED != 0 && is_receive(number)).then_some((number >> 32) as u32 & EPOCH)
 }

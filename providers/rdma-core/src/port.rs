@@ -12,10 +12,10 @@ use verbs_api::ids::{Gid, Guid, LinkAddress, Port};
 use crate::interface;
 use crate::verbs::Live;
 
-/// The attributes of all ports of a device that has `count` of them.
+/// Returns the attributes of all ports of a device that has `count` of them.
 ///
 /// # Errors
-/// The device does not answer.
+/// A query of the device failed.
 pub(crate) fn ports(
     context: &Live<IbvContext>,
     count: u8,
@@ -25,7 +25,7 @@ pub(crate) fn ports(
     ports.collect()
 }
 
-/// The attributes of a port of a device that has `count` ports.
+/// Returns the attributes of a port of a device that has `count` ports.
 ///
 /// # Errors
 /// There is no such port.
@@ -93,7 +93,7 @@ pub(crate) fn mtu(code: c_int) -> Mtu {
         .unwrap_or_default()
 }
 
-/// The GID table of a port, up to its last entry.
+/// Returns the GID table of a port, up to its last entry that is not empty.
 fn gids_of(port: Port, caps: PortCaps, all: &[IbvGidEntry]) -> Vec<GidEntry> {
     const ROCE_V2: u32 = 2;
     let of_type = |gid, in_c| match (caps, in_c) {
@@ -119,7 +119,7 @@ fn gids_of(port: Port, caps: PortCaps, all: &[IbvGidEntry]) -> Vec<GidEntry> {
     table
 }
 
-/// The GID of an iWARP port, which is its Ethernet address, with the interface of that number or address.
+/// Returns the GID entry of an iWARP port, whose GID is its Ethernet address, with the interface of that index or address.
 fn iwarp_gid(gid: Gid, interface: u32) -> GidEntry {
     let mut entry = GidEntry::new(gid, GidType::Iwarp);
     if let Some((name, ip)) = interface::found(interface, &mac(gid)) {

@@ -36,43 +36,43 @@ pub(crate) struct QueuePair {
     receive_poster: Poster<IbvQp, IbvRecvWr>,
     cap: QpCap,
     sq_sig_all: bool,
-    /// Completions of the queue pair may overtake one another.
+    /// Whether completions of the queue pair's send queue may arrive in another order than that of the requests.
     overtakes: bool,
 }
 
-/// The part that verbs in progress keep after the object was dropped.
+/// The state of a queue pair that verbs in progress need even if the queue pair is dropped.
 struct Own {
     qp: Live<IbvQp>,
     qp_num: u32,
     qp_type: QpType,
     variant: Option<&'static QpVariant>,
-    /// Set for a target: its membership in its domain.
+    /// The membership of an XRC target in its domain; `None` for other queue pairs.
     member: Mutex<Option<Member>>,
     context: Arc<Context>,
     sends: SpinLock<Sends>,
-    /// The receives of the queue pair, or those of its shared receive queue.
+    /// The outstanding receives of the queue pair, or of its shared receive queue.
     receives: Arc<SpinLock<Receives>>,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
     has_srq: bool,
     /// The attributes that were set since the last reset.
     set: Mutex<QpAttributes>,
-    /// The longest datagram in bytes, which the port decides; known from INIT on.
+    /// The length of the longest datagram in bytes, which depends on the port and is known from INIT on.
     max_datagram: AtomicU32,
 }
 
-/// The origin of a refusal of a request.
+/// Who has refused a request.
 enum Refused {
     Here(PostReason),
-    /// The library has returned this error number.
+    /// The library refused it with this error number.
     ByLibrary(c_int),
 }
 
-/// The poster's end of the send queue.
+/// The part of the send queue that posting threads use, under a lock.
 struct Sends {
     is_open: bool,
-    /// The state that the program has set. The check is needed because a library may queue a request before the kernel finds that
-    /// the state does not allow sends.
+    /// The state that the program has moved the queue pair to. Posting checks it, because a library may queue a request
+    /// before the kernel finds that the state does not allow sends.
     led_to: QpState,
     posted: Posted,
 }
@@ -168,7 +168,8 @@ impl QueuePair {
         })
     }
 
-    /// Takes places for requests and puts the requests into a list. Returns why the one after the last was refused.
+    /// Takes entries of the ring for requests and adds the requests to a list. Returns why the request after the last one
+    /// of the list was refused; `None` if none was.
     #[inline(always)]
     fn gather<'r, const LEN: usize>(
         &self,
@@ -198,7 +199,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts at most `LEN` requests with one doorbell. The send queue is open and locked.
+    /// Posts at most `LEN` requests with one doorbell. The caller holds the lock of the send queue, which is open.
     #[allow(unsafe_code)]
     #[inline(always)]
     fn post_list<const LEN: usize>(
@@ -256,7 +257,7 @@ impl QueuePair {
     }
 }
 
-/// Why the library has refused a request. It distinguishes few reasons, and reports each by a number only.
+/// Returns the reason for an error number with which the library refused a request.
 const fn refusal(errno: c_int, max: u32) -> PostReason {
     match errno {
         libc::ENOMEM => PostReason::QueueFull { max },
@@ -264,11 +265,11 @@ const fn refusal(errno: c_int, max: u32) -> PostReason {
     }
 }
 
-/// The operations that complete with the peer's response. Over iWARP no other operation waits for the peer, so later requests may
-/// complete earlier, and not every driver holds their completions back.
+/// The operations whose completion waits for the peer's response. On iWARP no other operation waits for the peer, so later
+/// requests may complete before these, and not every driver holds their completions back.
 const AWAITS_RESPONSE: [WcOpcode; 3] = [WcOpcode::RdmaRead, WcOpcode::CompSwap, WcOpcode::FetchAdd];
 
-/// Refuses operations that the C interface cannot express. The device refuses the others that it does not support.
+/// Refuses operations that the C interface cannot express; others that the device lacks are left to the device to refuse.
 fn check_operations(init: &QpInit) -> Result<(), VerbError> {
     let missing = (init.operations - OPERATIONS).missing_features(Features::empty());
     if !missing.is_empty() {
@@ -277,7 +278,7 @@ fn check_operations(init: &QpInit) -> Result<(), VerbError> {
     Ok(())
 }
 
-/// The XRC role of a queue pair, if an extension gives it one.
+/// Returns the XRC role that an extension gives the queue pair; `None` if there is none.
 fn xrc_of<'i>(init: &'i QpInit, context: &Context) -> Result<Option<&'i XrcQp>, VerbError> {
     let held = match &init.extensions[..] {
         [] => return Ok(None),
@@ -329,7 +330,7 @@ impl Own {
         }
     }
 
-    /// Checks these attributes in state `from`. Returns the state that they lead to.
+    /// Checks a modify with these attributes in the state `from`. Returns the state that it leads to.
     fn check_step(&self, from: QpState, attributes: &QpAttributes) -> Result<QpState, BadModify> {
         let Limits {
             max_qp_init_rd_atom,
@@ -375,7 +376,7 @@ impl Own {
         Ok(())
     }
 
-    /// Stores the attributes that later queries return.
+    /// Stores state and attributes for later queries.
     fn keep(&self, state: QpState, attributes: &QpAttributes) {
         let mut set = lock(&self.set);
         *set = match state {
@@ -384,7 +385,7 @@ impl Own {
         };
     }
 
-    /// The attributes with the path MTU limited to that of the port.
+    /// Returns the attributes with the path MTU reduced to the port's, if it is larger.
     fn in_force(&self, attributes: &QpAttributes) -> QpAttributes {
         let path_mtu = attributes.path_mtu.map(|mtu| self.carried_by_port(mtu));
         QpAttributes {
@@ -393,7 +394,8 @@ impl Own {
         }
     }
 
-    /// Connects the queue pair, which is in INIT, to one that names it too, now or later.
+    /// Connects the queue pair, which is in INIT, with the queue pair `peer` of this process, once that connects to this
+    /// one.
     fn meet(self: Arc<Self>, peer: Qpn, [rtr, rts]: [QpAttributes; 2], reply: Reply<()>) {
         let is_possible = self
             .check_step(QpState::Init, &rtr)
@@ -418,7 +420,7 @@ impl Own {
             .meet(names, reads, Reply::new(then));
     }
 
-    /// Cancels a connection that is not established yet.
+    /// Cancels a connection of the queue pair that is not established yet; its reply is `why`.
     fn call_off(&self, why: &VerbError) {
         self.context.connections.call_off(self.qp_num, why);
     }
@@ -429,7 +431,7 @@ impl Own {
             .any(|cq| cq.has_overrun.load(Ordering::Relaxed))
     }
 
-    /// The path MTU, limited to that of the port.
+    /// Returns the path MTU, reduced to the port's if it is larger.
     fn carried_by_port(&self, path_mtu: Mtu) -> Mtu {
         let of_port = self.max_datagram.load(Ordering::Relaxed);
         let mut all = (1..=5).filter_map(Mtu::from_code);
@@ -457,7 +459,7 @@ impl Own {
         Ok(())
     }
 
-    /// Sets whether requests are accepted from now on.
+    /// Opens or closes the queue pair for posting.
     fn admit(&self, open: bool) {
         self.sends.lock().is_open = open;
         if !self.has_srq {

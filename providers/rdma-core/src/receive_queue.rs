@@ -27,10 +27,10 @@ pub(crate) struct ReceiveQueue {
     context: Arc<Context>,
 }
 
-/// The additional parts of a queue that requests of peers name.
+/// What an XRC shared receive queue has in addition to an ordinary one.
 struct Named {
     srq_num: u32,
-    /// The number of the queue in the books of its completion queue.
+    /// The number of the queue in this process, by which its completion queue knows it.
     queue: u32,
     cq: Arc<CompletionQueue>,
     member: Mutex<Option<Member>>,
@@ -99,8 +99,8 @@ impl ReceiveQueue {
     }
 }
 
-/// Refuses an extension: this provider has no shared receive queues of extensions except in XRC
-/// domains.
+/// Returns the error for an extension's shared receive queue that is not in an XRC domain, because this provider has no
+/// others.
 fn refusal(extension: &SrqExtension) -> VerbError {
     VerbError::Extension(Unsupported {
         extension: extension.extension(),
@@ -108,7 +108,7 @@ fn refusal(extension: &SrqExtension) -> VerbError {
     })
 }
 
-/// Posts receives in order.
+/// Posts receives in order, until one is refused.
 ///
 /// # Errors
 /// How many were posted, and why the next was not.

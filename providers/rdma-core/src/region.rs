@@ -28,7 +28,8 @@ pub(crate) struct Shared {
     /// The key for peers, or 0 if peers have no rights.
     rkey: AtomicU32,
     state: Mutex<RegionState>,
-    /// The windows that were last bound to the region, because of which the library may refuse to deregister it.
+    /// The windows that were last bound to the region. If the library refuses to deregister the region, they are the
+    /// reason.
     pub(crate) windows: Mutex<HashSet<ObjectId>>,
 }
 
@@ -88,7 +89,7 @@ impl Shared {
         lock(&context.keys).insert(lkey);
     }
 
-    /// Explains a refusal if windows are bound to the region.
+    /// Returns Busy with the bound windows in place of the library's error, if windows are bound to the region.
     fn held_by_windows(&self, error: VerbError) -> VerbError {
         let windows = lock(&self.windows);
         match error.kind() {
@@ -153,8 +154,8 @@ impl MrOps for Region {
     }
 }
 
-/// Adds the limit of locked memory to the error, because the kernel reports the same error number if the limit is exceeded and if
-/// there is no memory.
+/// Converts ENOMEM of a registration to an error with the process's limit of locked memory, if it has one, because the
+/// kernel reports the same error number if the limit is exceeded and if there is no memory.
 fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
     let no_memory = matches!(
         error,
@@ -172,8 +173,8 @@ fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
     }
 }
 
-/// Refuses rights that no device reports. A device that ignores unknown bits would open the wrong memory for a zero-based
-/// address.
+/// Refuses access rights that no device reports to support. A device that ignores unknown bits would use wrong addresses
+/// for a zero-based region.
 fn check_rights(access: Access) -> Result<(), VerbError> {
     let mut missing = Features::empty();
     missing.set(Features::ZBVA, access.contains(Access::ZERO_BASED));

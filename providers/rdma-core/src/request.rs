@@ -24,7 +24,7 @@ use crate::region::Region;
 use crate::verbs::{Held, Live, Poster, Zero as _};
 use crate::window::{Bound, Window};
 
-/// The operations that this provider can express in C.
+/// The operations that this provider can express in the C interface.
 pub(crate) const OPERATIONS: Operations = Operations::BASELINE
     .union(Operations::LOCAL_INV)
     .union(Operations::SEND_WITH_INV)
@@ -40,10 +40,10 @@ const _: () = assert!(
         && SendFlags::SOLICITED.bits() as u32 == send_flags::SOLICITED
 );
 
-/// The longest list that one doorbell posts.
+/// The largest number of requests that one doorbell posts.
 pub(crate) const LONGEST: usize = 16;
 
-/// The objects that a list of requests names, which must not be destroyed before it is posted.
+/// Keeps an object that a list of requests names from being destroyed before the list is posted.
 #[expect(dead_code, reason = "their existence keeps the objects alive")]
 enum Hold {
     Ah(Held<IbvAh>),
@@ -53,10 +53,10 @@ enum Hold {
 
 type Holds = ArrayVec<Hold, { 2 * LONGEST }>;
 
-/// At most `LEN` requests that one doorbell posts.
+/// A linked list of at most `LEN` requests in the form of C, which one doorbell posts.
 pub(crate) struct Chain<'r, const LEN: usize> {
     requests: ArrayVec<IbvSendWr, LEN>,
-    /// An entry for each request with inline data.
+    /// One scatter/gather entry for each request with inline data.
     inline: ArrayVec<IbvSge, LEN>,
     held: Holds,
     of: PhantomData<&'r ()>,
@@ -77,7 +77,7 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
         self.requests.len()
     }
 
-    /// Adds a request with this number.
+    /// Adds a request; `number` becomes its `wr_id` in the library.
     ///
     /// # Errors
     /// An object that the request names is destroyed or belongs to another provider, or the provider cannot express the request
@@ -147,7 +147,7 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
         Ok(())
     }
 
-    /// Posts the requests.
+    /// Posts the requests of the list.
     ///
     /// # Errors
     /// The error number of the refusal, and how many requests were posted before it.
@@ -181,16 +181,16 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
     }
 }
 
-/// The index of an element among `len` elements from `first` on; 0 if it is none of them.
+/// Returns the index of an element of an array of `len` elements at `first`; 0 if the pointer is to none of them.
 fn place_of<T>(element: *const T, first: *const T, len: usize) -> usize {
     let distance = element.addr().wrapping_sub(first.addr()) / size_of::<T>();
     if distance < len { distance } else { 0 }
 }
 
-/// Binds a window of type 1 with this number.
+/// Binds a window of type 1; `number` becomes the request's `wr_id` in the library.
 ///
 /// # Errors
-/// The reason why this provider refuses the bind. If the library refuses it, the result is the error number.
+/// Why this provider refuses the bind. If the library refuses it, the error number is the result instead.
 pub(crate) fn bind_mw(
     qp: &Live<IbvQp>,
     bind: &BindWindow<'_>,
@@ -208,7 +208,7 @@ pub(crate) fn bind_mw(
     gone(unsafe { qp.bind_mw(mw, &mut bind) })
 }
 
-/// The window of a bind.
+/// Returns this provider's window of a bind.
 ///
 /// # Errors
 /// The window belongs to another provider.
@@ -222,7 +222,8 @@ fn region_of(bind: &BindWindow<'_>) -> Result<Option<Arc<Region>>, PostReason> {
     region.transpose().map_err(|_| PostReason::InvalidHandle)
 }
 
-/// The change of the window when a bind that gives it this key has succeeded.
+/// Returns the change that a bind makes to its window when it succeeds. `rkey` is the window's new key; `None` if the
+/// library chooses it.
 ///
 /// # Errors
 /// The bind names objects of another provider.
@@ -246,7 +247,7 @@ fn check_bind(bind: &BindWindow<'_>) -> Result<(), PostReason> {
     }
 }
 
-/// The window and the region of a bind, which are held.
+/// Returns the window and the region of a bind, kept from being destroyed.
 fn named_by(
     bind: &BindWindow<'_>,
     held: &mut Holds,
@@ -274,7 +275,7 @@ fn named_by(
     Ok((pointer, info))
 }
 
-/// The object that a request names by a pointer.
+/// The object that a request refers to by a pointer of the library.
 enum Named<'r> {
     Nothing,
     Destination(&'r UdDestination),
@@ -292,7 +293,8 @@ fn flags_in_c(flags: SendFlags, is_signaled: bool) -> u32 {
     u32::from((flags & FLAGS).bits()) | signaled
 }
 
-/// Fills in the operation and its fields. Returns the object that the request names by a pointer.
+/// Fills in the operation of a request and the fields that depend on it. Returns the object that the request refers to by a
+/// pointer.
 #[inline(always)]
 fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r>, PostReason> {
     let atomic = |remote: RemoteAddress, compare_add, swap| SendWr {
@@ -379,12 +381,12 @@ fn inline_entry(octets: &[u8]) -> IbvSge {
     }
 }
 
-/// Reports that an object which a request names was destroyed.
+/// Converts the error for a destroyed object to the reason for a refused request.
 fn gone<T>(used: Result<T, VerbError>) -> Result<T, PostReason> {
     used.map_err(|_| PostReason::InvalidHandle)
 }
 
-/// Receives that one doorbell posts.
+/// A linked list of receives in the form of C, which one doorbell posts.
 pub(crate) struct ReceiveChain<'r> {
     requests: ArrayVec<IbvRecvWr, LONGEST>,
     of: PhantomData<&'r ()>,
@@ -398,7 +400,7 @@ impl<'r> ReceiveChain<'r> {
         }
     }
 
-    /// Adds a receive with this number. There is room for [`LONGEST`].
+    /// Adds a receive; `number` becomes its `wr_id` in the library. The caller adds at most [`LONGEST`].
     pub(crate) fn push(&mut self, request: &'r ReceiveRequest<'_>, number: u64) {
         let entries = entries_of(request.data.sges().list);
         self.requests.push(IbvRecvWr {
@@ -409,12 +411,12 @@ impl<'r> ReceiveChain<'r> {
         });
     }
 
-    /// The numbers of the receives from `index` on.
+    /// Returns the `wr_id`s of the receives from `index` on.
     pub(crate) fn numbers_from(&self, index: usize) -> impl Iterator<Item = u64> + '_ {
         self.requests[index..].iter().map(|wr| wr.wr_id)
     }
 
-    /// Posts the receives.
+    /// Posts the receives of the list.
     ///
     /// # Errors
     /// The error number of the refusal, and how many receives were posted before it.

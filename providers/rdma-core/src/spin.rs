@@ -9,7 +9,7 @@ use std::thread;
 /// How often a waiting thread checks the lock before it yields the processor.
 const SPINS: u32 = 64;
 
-/// A lock that is released by one store. A waiting thread polls it.
+/// A spin lock, which is released by one store.
 pub(crate) struct SpinLock<T> {
     is_held: AtomicBool,
     value: UnsafeCell<T>,

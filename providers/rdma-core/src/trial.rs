@@ -11,18 +11,17 @@ use verbs_api::{Access, VerbError};
 
 use crate::verbs::{Change, Live, Zero};
 
-/// The result of a trial.
+/// What a trial has found out about a device.
 pub(crate) struct Trial {
-    /// The largest power of two, up to 1024 bytes, for which the device made a queue pair of some
+    /// The largest number of inline bytes, a power of two up to 1024, with which the device made a queue pair of some
     /// service.
     pub(crate) max_inline_data: u32,
-    /// The parts of the baseline that the device refused: services, changes of regions and of
-    /// completion queues.
+    /// The baseline abilities that the device refused: services, and changes of regions and of completion queues.
     pub(crate) gaps: BaselineGaps,
 }
 
 impl Trial {
-    /// Tries an open device.
+    /// Tries on an open device what its attributes do not report.
     ///
     /// # Errors
     /// The device refused an object that every device has.
@@ -57,7 +56,7 @@ impl Trial {
 
 const NO_OBJECT: ObjectId = ObjectId::new(0, 0);
 
-/// Whether the device makes a queue pair of this service with this many inline bytes.
+/// Whether the device makes a queue pair of this service with this many bytes of inline data.
 fn makes(pd: &Live<IbvPd>, cq: &Live<IbvCq>, service: c_int, max_inline_data: u32) -> bool {
     let mut init = IbvQpInitAttr {
         qp_type: service,

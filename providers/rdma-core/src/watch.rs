@@ -13,13 +13,13 @@ use verbs_api::provider::{PerProcess, start_thread};
 
 use crate::lock::lock;
 
-/// The handler of a descriptor.
+/// The handler of a descriptor that the watching thread polls.
 pub(crate) trait Watched: Send + Sync {
-    /// The descriptor is readable. Called on the thread, with no lock held that other threads wait for.
+    /// Called on the watching thread when the descriptor is readable. The thread holds no lock that other threads wait for.
     fn is_ready(&self);
 }
 
-/// A descriptor that the thread watches until [`stop`](Self::stop).
+/// A descriptor that the watching thread polls until [`stop`](Self::stop).
 pub(crate) struct Watch {
     watcher: Arc<Watcher>,
     token: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Watch {
 struct Watcher {
     epoll: OwnedFd,
     watched: Mutex<Known>,
-    /// Held while a handler runs.
+    /// Held while the watching thread runs a handler.
     telling: Mutex<()>,
 }
 
@@ -39,7 +39,7 @@ struct Known {
     thread: Option<ThreadId>,
 }
 
-/// Calls a handler of the program. If it panics, which the panic hook has reported, the thread continues.
+/// Calls a handler of the program. If the handler panics, which the panic hook has reported, the calling thread continues.
 pub(crate) fn guarded(tell: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(tell));
 }
@@ -55,7 +55,7 @@ fn os(verb: &'static str) -> impl Fn(Errno) -> VerbError {
 }
 
 impl Watch {
-    /// Calls the handler each time the descriptor becomes readable.
+    /// Polls the descriptor edge-triggered: the handler is called each time it becomes readable.
     ///
     /// # Errors
     /// The process is out of descriptors or threads.
@@ -63,7 +63,7 @@ impl Watch {
         Self::new(fd, what, EventFlags::IN | EventFlags::ET)
     }
 
-    /// Calls the handler again and again while the descriptor is readable.
+    /// Polls the descriptor level-triggered: the handler is called repeatedly while it is readable.
     ///
     /// # Errors
     /// The process is out of descriptors or threads.
@@ -90,8 +90,8 @@ impl Watch {
         Ok(Self { watcher, token })
     }
 
-    /// Ends the watch of the descriptor that it was begun with. The handler does not run after this returns or, if the handler
-    /// itself calls this, after the handler returns.
+    /// Stops polling the descriptor. The handler does not run after this has returned or, if the handler itself calls this,
+    /// after the handler has returned.
     pub(crate) fn stop(self, fd: BorrowedFd<'_>) {
         // The descriptor was added, so removing it cannot fail.
         let _ = epoll::delete(&self.watcher.epoll, fd);
@@ -106,7 +106,7 @@ impl Watch {
 }
 
 impl Watcher {
-    /// The watcher of the process, which the first caller starts.
+    /// Returns the watching thread of the process, which the first call starts.
     fn of_process() -> Result<Arc<Self>, VerbError> {
         let mut known = lock(&WATCHER);
         if let Some(watcher) = &*known {
@@ -126,7 +126,7 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Waits for events and runs their handlers.
+    /// Waits until descriptors are readable, and runs their handlers.
     fn round(&self) -> Result<(), Errno> {
         let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; 32];
         let ready = match epoll::wait(&self.epoll, &mut events, None) {

@@ -16,7 +16,7 @@ use crate::verbs::Live;
 pub(crate) struct Window {
     pub(crate) mw: Arc<Live<IbvMw>>,
     rkey: AtomicU32,
-    /// The region that the window is bound to while it is bound to none of the program's.
+    /// The empty region to which the window refers while it is bound to no region of the program.
     pub(crate) null_region: Arc<Live<IbvMr>>,
     bound_to: Arc<BoundTo>,
     context: Arc<Context>,
@@ -79,11 +79,11 @@ impl MwOps for Window {
     }
 }
 
-/// The change of a window when a bind has succeeded.
+/// The change that a bind makes to a window when it succeeds.
 pub(crate) struct Bound {
     pub(crate) window: Arc<Window>,
     pub(crate) region: Option<Arc<region::Region>>,
-    /// `None` if the library has chosen the key.
+    /// The new key of the window; `None` if the library has chosen it.
     pub(crate) rkey: Option<RKey>,
 }
 

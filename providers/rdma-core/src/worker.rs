@@ -11,7 +11,7 @@ use crate::lock::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread and its queue of jobs. Dropping this ends the thread after the last job.
+/// A thread with a queue of jobs. Dropping this ends the thread after the last job.
 pub(crate) struct Worker {
     jobs: Arc<Jobs>,
     help: Weak<dyn Help>,
@@ -65,7 +65,7 @@ impl Jobs {
         }
     }
 
-    /// Waits for a job. Returns whether there is one.
+    /// Blocks until there is a job; returns false if the worker is ending and has none.
     fn wait(&self) -> bool {
         let is_idle = |queue: &mut Queue| queue.jobs.is_empty() && !queue.is_over;
         let queue = self.has_changed.wait_while(lock(&self.queue), is_idle);
@@ -73,7 +73,7 @@ impl Jobs {
         !queue.jobs.is_empty()
     }
 
-    /// Runs the next job. Returns whether there was one.
+    /// Runs the next job, while the caller holds the turn. Returns whether there was one.
     fn next(&self, _turn: MutexGuard<'_, ()>) -> bool {
         let job = lock(&self.queue).jobs.pop_front();
         // A panic of a program's handler ends nothing here; the panic hook has reported it.

@@ -14,21 +14,21 @@ use verbs_api::{ArgumentReason, VerbError};
 
 use crate::verbs::Live;
 
-/// Whether opening a domain creates it.
+/// Whether opening an XRC domain may, or must, create it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
-    /// Creates the domain if it does not exist.
+    /// Creates the XRC domain if it does not exist.
     pub create: bool,
-    /// Fails if the domain exists.
+    /// Fails if the XRC domain exists already.
     pub exclusive: bool,
 }
 
-/// One opening of a domain. The library's opening ends with [`close`](Self::close), or when the last object that was made in it
-/// is gone too.
+/// One opening of an XRC domain. The library's opening ends after [`close`](Self::close), once the last object that was
+/// made in it is destroyed.
 pub struct Xrcd {
     xrcd: Live<IbvXrcd>,
     context: Arc<Live<IbvContext>>,
-    /// The objects that were made in it and exist.
+    /// The objects that were made in this opening and exist.
     members: Mutex<Vec<Holder>>,
 }
 
@@ -46,20 +46,20 @@ impl Xrcd {
         }))
     }
 
-    /// The shared receive queues and targets that were made in this opening and exist.
+    /// Returns the shared receive queues and targets that were made in this opening and exist.
     pub fn members(&self) -> Vec<Holder> {
         self.locked().clone()
     }
 
-    /// Closes the opening.
+    /// Closes this opening of the XRC domain.
     ///
     /// # Errors
-    /// The error of the library, for instance that an object which was made in it exists.
+    /// The error of the library, for instance that an object of the domain still exists.
     pub fn close(&self) -> Result<(), VerbError> {
         self.with_open(Live::<IbvXrcd>::close)
     }
 
-    /// Uses the domain while its device is open, because the functions are in the table of the device.
+    /// Calls `using` with the domain if its device is open, because the functions for domains are in the device's table.
     fn with_open<R>(
         &self,
         using: impl FnOnce(&Live<IbvXrcd>) -> Result<R, VerbError>,
@@ -79,7 +79,7 @@ impl Xrcd {
         }
     }
 
-    /// Creates a target, or opens another handle of one.
+    /// Creates an XRC target in the domain, or opens another handle of an existing one.
     pub(crate) fn target(
         &self,
         id: ObjectId,
@@ -91,7 +91,7 @@ impl Xrcd {
         })
     }
 
-    /// Creates a shared receive queue of the domain, whose receives complete in the completion queue. Returns its sizes too.
+    /// Creates a shared receive queue in the domain, whose receives complete on `cq`. Returns its actual sizes too.
     pub(crate) fn srq(
         &self,
         id: ObjectId,
@@ -101,7 +101,7 @@ impl Xrcd {
         self.with_open(|xrcd| xrcd.create_srq(id, of, attr))
     }
 
-    /// Notes an object that was made in the opening.
+    /// Adds an object that was made in this opening to the list of members, until the returned value is dropped.
     pub(crate) fn add(self: &Arc<Self>, kind: ObjectKind, id: ObjectId) -> Member {
         let holder = Holder::new(kind, id);
         self.locked().push(holder);
@@ -125,7 +125,8 @@ impl OpenFlags {
         flag(self.create, libc::O_CREAT) | flag(self.exclusive, libc::O_EXCL)
     }
 
-    /// Explains a refusal: the library reports it only by a number, and not always by the same.
+    /// Returns a more precise error for an opening that the library refused, because it reports only an error number, and
+    /// not always the same.
     fn refused(self, of_file: bool, error: VerbError) -> VerbError {
         let VerbError::Os { errno, .. } = error else {
             return error;
@@ -143,7 +144,7 @@ impl OpenFlags {
     }
 }
 
-/// An object that was made in a domain. Dropping this notes its end.
+/// Lists an object among the members of an XRC domain's opening; dropping it removes the object from the list.
 pub(crate) struct Member {
     xrcd: Arc<Xrcd>,
     id: ObjectId,
@@ -155,11 +156,11 @@ impl Drop for Member {
     }
 }
 
-/// The role of a queue pair.
+/// The XRC role of a queue pair.
 #[derive(Clone)]
 pub enum XrcQp {
-    /// The sending end. Each request carries, as an attribute, the number of the peer's shared receive queue that it is for.
+    /// The sending end. Each request has the number of the peer's shared receive queue as an attribute.
     Initiator,
-    /// The receiving end in a domain: a new one, or another handle of the one with this number.
+    /// The receiving end, in this domain: a new target, or another handle of the existing one with this number.
     Target(Arc<Xrcd>, Option<Qpn>),
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::rdmacm::Address;
 
-/// The address; `None` where its family is neither IPv4 nor IPv6.
+/// Converts a C socket address; returns `None` where its family is neither IPv4 nor IPv6.
 pub fn read(address: &Address) -> Option<SocketAddr> {
     // SAFETY: all of it is initialised, and of numbers: each part of the union is a value.
     let (any, v4, v6) = unsafe { (&address.any, &address.v4, &address.v6) };
@@ -24,13 +24,13 @@ pub fn read(address: &Address) -> Option<SocketAddr> {
     }
 }
 
-/// An address of no family.
+/// Returns a C socket address that is all zero, so its family is `AF_UNSPEC`.
 pub const fn none() -> Address {
     // SAFETY: numbers only, for which zero is a value.
     unsafe { std::mem::zeroed() }
 }
 
-/// The structure, as programs read it.
+/// Converts an address to the `sockaddr_in` or `sockaddr_in6` that C programs read.
 pub fn write(address: SocketAddr) -> Address {
     let mut written = none();
     match address {
@@ -59,7 +59,7 @@ pub fn write(address: SocketAddr) -> Address {
     written
 }
 
-/// Its length.
+/// Returns the number of bytes of the `sockaddr_in` or `sockaddr_in6` of an address, as C's `socklen_t` counts it.
 pub const fn length(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(_) => size_of::<libc::sockaddr_in>(),

@@ -54,7 +54,7 @@ impl From<&AddressVector> for IbvAhAttr {
     }
 }
 
-/// On Ethernet, which has no LIDs, the GID is the address.
+/// Converts the address attributes of C. On Ethernet, which has no LIDs, the GID is the link address too.
 impl From<&IbvAhAttr> for AddressVector {
     fn from(path: &IbvAhAttr) -> Self {
         let dgid = Gid(path.grh.dgid.raw);
@@ -76,7 +76,7 @@ impl From<&IbvAhAttr> for AddressVector {
     }
 }
 
-/// Attributes that are not set are zero; the mask has the bits of C.
+/// Converts queue pair attributes to those of C. Attributes that are not set become zero; the mask of C says which are set.
 impl From<&QpAttributes> for IbvQpAttr {
     fn from(set: &QpAttributes) -> Self {
         Self {

@@ -9,7 +9,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A slot of a table of function pointers.
+/// One function pointer of a table such as `ibv_context_ops`, without its type.
 pub type Slot = *const c_void;
 
 macro_rules! layout {
@@ -46,7 +46,7 @@ pub struct IbvDevice {
 layout!(IbvDevice, 664, node_type @ 16, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408);
 
 pub const OPS_SLOTS: usize = 32;
-/// Slots of `ibv_context_ops` that programs call.
+/// Indices of the function pointers of `ibv_context_ops` that programs call.
 pub mod ops {
     pub const ALLOC_MW: usize = 7;
     pub const BIND_MW: usize = 8;
@@ -71,7 +71,7 @@ pub struct IbvContext {
 layout!(IbvContext, 328, device @ 0, ops @ 8, cmd_fd @ 264, async_fd @ 268, num_comp_vectors @ 272, mutex @ 280, abi_compat @ 320);
 
 pub const VERBS_SLOTS: usize = 39;
-/// Slots of `verbs_context` that programs call.
+/// Indices of the function pointers of `verbs_context` that programs call.
 pub mod verbs {
     pub const QUERY_PORT: usize = 0;
     pub const ADVISE_MR: usize = 1;
@@ -101,7 +101,8 @@ pub mod verbs {
     pub const CLOSE_XRCD: usize = 37;
 }
 
-/// `struct verbs_context`: programs have a pointer to `context` and subtract its offset.
+/// `struct verbs_context`: programs hold a pointer to its member `context`, and subtract that member's offset to reach the
+/// rest.
 #[repr(C)]
 pub struct VerbsContext {
     pub slots: [Slot; VERBS_SLOTS],
@@ -304,7 +305,7 @@ pub struct IbvCqEx {
     pub slots: [Slot; 18],
 }
 layout!(IbvCqEx, 288, comp_mask @ 128, status @ 132, wr_id @ 136, slots @ 144);
-/// Slots of `ibv_cq_ex`.
+/// Indices of the function pointers of `ibv_cq_ex` that programs call.
 pub mod cq_ex {
     pub const START_POLL: usize = 0;
     pub const NEXT_POLL: usize = 1;
@@ -345,7 +346,8 @@ pub struct IbvWc {
     pub opcode: c_int,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// Immediate data in network order, or the invalidated key as a number.
+    /// The immediate data in network byte order, or, where the completion reports an invalidated key, that key in host byte
+    /// order.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,
@@ -413,7 +415,7 @@ pub struct IbvQpEx {
     pub slots: [Slot; 21],
 }
 layout!(IbvQpEx, 352, comp_mask @ 160, wr_id @ 168, wr_flags @ 176, slots @ 184);
-/// Slots of `ibv_qp_ex`.
+/// Indices of the function pointers of `ibv_qp_ex` that programs call.
 pub mod qp_ex {
     pub const ATOMIC_CMP_SWP: usize = 0;
     pub const ATOMIC_FETCH_ADD: usize = 1;
@@ -437,7 +439,7 @@ pub mod qp_ex {
     pub const ATOMIC_WRITE: usize = 20;
 }
 
-/// One buffer of inline data.
+/// `struct ibv_data_buf`: one buffer of inline data.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct IbvDataBuf {
@@ -562,7 +564,7 @@ pub struct IbvAh {
 }
 layout!(IbvAh, 24, handle @ 16);
 
-/// The global routing header (GRH) in front of a received datagram.
+/// `struct ibv_grh`: the global routing header (GRH) in front of a received datagram.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct IbvGrh {
@@ -628,12 +630,12 @@ pub struct IbvSendWr {
     pub num_sge: c_int,
     pub opcode: c_int,
     pub send_flags: u32,
-    /// Immediate data in network order, or the key to invalidate as a number.
+    /// The immediate data in network byte order, or, for a request that invalidates a key, that key in host byte order.
     pub imm_data: u32,
     pub wr: SendWr,
-    /// XRC: the number of the remote shared receive queue.
+    /// Only for XRC: the number of the peer's shared receive queue.
     pub remote_srqn: u32,
-    /// Windows; shares its place with segmentation offload.
+    /// The arguments of a memory window bind. In C the same bytes serve segmentation offload (TSO) as a union.
     pub bind_mw: BindMw,
 }
 layout!(IbvSendWr, 128, num_sge @ 24, opcode @ 28, imm_data @ 36, wr @ 40, remote_srqn @ 72, bind_mw @ 80);
@@ -650,7 +652,8 @@ layout!(IbvRecvWr, 32, num_sge @ 24);
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct IbvAsyncEvent {
-    /// A queue pair, a completion queue, a shared receive queue, or the number of a port.
+    /// What the event concerns, by its type: a queue pair, completion queue or shared receive queue, or the number of a
+    /// port.
     pub element: *mut c_void,
     pub event_type: c_int,
 }
@@ -762,10 +765,10 @@ pub mod send_flags {
     pub const INLINE: u32 = 1 << 3;
 }
 
-/// `enum ibv_access_flags`: those that are only hints here.
+/// `enum ibv_access_flags`: only those bits that this library treats as hints.
 pub mod access {
     pub const ON_DEMAND: u32 = 1 << 6;
     pub const HUGETLB: u32 = 1 << 7;
-    /// Optional bits, which a device may ignore.
+    /// The range of bits for optional access flags, which a device may ignore.
     pub const OPTIONAL: u32 = 0x3ff0_0000;
 }

@@ -15,13 +15,12 @@ layout!(RdmaEventChannel, 4);
 pub struct RdmaIbAddr {
     pub sgid: IbvGid,
     pub dgid: IbvGid,
-    /// In network order.
+    /// The partition key in network byte order.
     pub pkey: u16,
 }
 layout!(RdmaIbAddr, 40, dgid @ 16, pkey @ 32);
 
-/// A socket address of any family, with the room that C programs rely on: the longest member determines the length of the
-/// union.
+/// A socket address of any family. Its longest member makes the union as long as the one that C programs are compiled with.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Address {

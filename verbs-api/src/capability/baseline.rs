@@ -6,41 +6,42 @@ use super::{BaselineGaps, DeviceAttributes, FeatureSet};
 use crate::service::{Operations, QpType};
 
 bitflags! {
-    /// What a device is expected to do without being asked, as bits that can be needed.
+    /// The abilities that a program may expect of every device by default, as bits that
+    /// [`Requirements`](super::Requirements) can ask for.
     ///
-    /// A program that cannot run without one of those that some device lacks says so when it opens a device, and gets
-    /// one that has it or an error that names it: `Requirements::new().needs(Baseline::UD)`.
+    /// Some devices lack one of them. A program that needs it says so when it opens a device, and gets a device that has it
+    /// or an error that names it: `Requirements::new().needs(Baseline::UD)`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Baseline: u64 {
-        /// Reliable connections.
+        /// Queue pairs of the reliable connected service (RC).
         const RC = 1;
-        /// Unreliable connections.
+        /// Queue pairs of the unreliable connected service (UC).
         const UC = 1 << 1;
-        /// Unreliable datagrams.
+        /// Queue pairs of the unreliable datagram service (UD).
         const UD = 1 << 2;
-        /// Sends into the peer's next receive.
+        /// Sends, which consume a receive of the peer.
         const SEND = 1 << 3;
         /// Sends with immediate data.
         const SEND_WITH_IMM = 1 << 4;
         /// Writes into remote memory.
         const WRITE = 1 << 5;
-        /// Writes that complete a receive with immediate data.
+        /// RDMA writes with immediate data, which also complete a receive of the peer.
         const WRITE_WITH_IMM = 1 << 6;
         /// Reads from remote memory.
         const READ = 1 << 7;
-        /// A read's sink needs local rights only.
+        /// The local buffer of an RDMA read needs no remote rights, only local write.
         const LOCAL_READ_SINK = 1 << 8;
-        /// Compare-and-swap and fetch-and-add on eight bytes.
+        /// The atomics compare-and-swap and fetch-and-add on eight bytes.
         const ATOMICS = 1 << 9;
-        /// Bytes copied while posting.
+        /// Inline data: the payload is copied into the request when it is posted.
         const INLINE = 1 << 10;
-        /// A message that finds no receive is tried again.
+        /// A send for which the peer has no receive posted is retransmitted (RNR retry).
         const RNR_RETRY = 1 << 11;
-        /// Regions with keys, rights, bounds and a domain.
+        /// Memory regions, each with keys, access rights, bounds and a protection domain.
         const REGIONS = 1 << 12;
-        /// Regions whose memory, rights or domain are changed.
+        /// Memory regions can be re-registered: with other memory, rights or protection domain.
         const REREG_MR = 1 << 13;
-        /// Completion queues that keep what they hold when their size is changed.
+        /// Completion queues can be resized, and keep their entries.
         const RESIZE_CQ = 1 << 14;
     }
 }
@@ -50,7 +51,7 @@ impl FeatureSet for Baseline {
 }
 
 impl Baseline {
-    /// What a device with these attributes has of it.
+    /// Returns the baseline abilities that a device with these attributes has.
     pub fn of(device: &DeviceAttributes) -> Self {
         let mut has = Self::all();
         for (gap, bit) in LACKING {
@@ -60,7 +61,7 @@ impl Baseline {
         has
     }
 
-    /// What queue pairs of this type take of it to do these operations.
+    /// Returns the baseline abilities that queue pairs of this type need for these operations.
     pub fn taken_by(qp_type: QpType, operations: Operations) -> Self {
         let service = match qp_type {
             QpType::Rc => Self::RC,
@@ -73,7 +74,7 @@ impl Baseline {
         taken.fold(service, |all, (_, bit)| all | bit)
     }
 
-    /// The gaps of a device that has none of these bits.
+    /// Returns the gaps that a device without any of these abilities lists in its attributes.
     pub fn gaps(self) -> BaselineGaps {
         let lacking = LACKING.into_iter().filter(|&(_, bit)| self.contains(bit));
         lacking.fold(BaselineGaps::empty(), |all, (gap, _)| all | gap)

@@ -1,4 +1,4 @@
-//! What a device tells about itself and its ports.
+//! The attributes of a device and of its ports.
 
 use std::net::IpAddr;
 
@@ -14,38 +14,38 @@ use crate::transport::Transport;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_atomic_cap")]
 pub enum AtomicScope {
-    /// There are no such operations.
+    /// The device has no such atomic operations.
     #[default]
     None,
-    /// With respect to other queue pairs of the same device only.
+    /// Atomic with respect to other queue pairs of the same device only.
     Hca,
-    /// With respect to every device and the processors.
+    /// Atomic with respect to all devices and to the processors.
     Global,
 }
 
 bitflags! {
-    /// What a port offers: a property of each port, because one device may have ports of different kinds.
+    /// Services and protocols of a port. Each port has its own, because one device may have ports of different kinds.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct PortCaps: u32 {
-        /// Management datagrams.
+        /// The port sends and receives management datagrams (MADs).
         const MAD = 1;
-        /// Subnet management: queue pair 0.
+        /// The port has a subnet management interface (SMI), which is queue pair 0.
         const SMI = 1 << 1;
-        /// InfiniBand's connection manager.
+        /// Connections are made by InfiniBand's connection manager.
         const IB_CM = 1 << 2;
-        /// iWARP's connection manager.
+        /// Connections are made by iWARP's connection manager.
         const IW_CM = 1 << 3;
-        /// Subnet administration.
+        /// The port has access to subnet administration (SA).
         const SA = 1 << 4;
-        /// Address handles carry Ethernet addresses.
+        /// Address handles contain Ethernet addresses.
         const ETH_AH = 1 << 5;
-        /// Speaks native InfiniBand.
+        /// The port speaks native InfiniBand.
         const PROTOCOL_IB = 1 << 8;
-        /// Speaks RoCE version 1.
+        /// The port speaks RoCE version 1.
         const PROTOCOL_ROCE_V1 = 1 << 9;
-        /// Speaks RoCE version 2.
+        /// The port speaks RoCE version 2.
         const PROTOCOL_ROCE_V2 = 1 << 10;
-        /// Speaks iWARP.
+        /// The port speaks iWARP.
         const PROTOCOL_IWARP = 1 << 11;
     }
 }
@@ -56,7 +56,7 @@ impl PortCaps {
         .union(Self::IB_CM)
         .union(Self::ETH_AH)
         .union(Self::PROTOCOL_ROCE_V2);
-    /// A native InfiniBand port.
+    /// All services and protocols of a native InfiniBand port.
     pub const INFINIBAND: Self = Self::MAD
         .union(Self::SMI)
         .union(Self::IB_CM)
@@ -66,27 +66,27 @@ impl PortCaps {
     pub const IWARP: Self = Self::IW_CM.union(Self::PROTOCOL_IWARP);
 }
 
-/// Whether a port can carry traffic.
+/// The logical state of a port, which determines whether it carries traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[doc(alias = "ibv_port_state")]
 pub enum PortState {
-    /// The device does not tell, or the port has no state.
+    /// The device does not report a state, or the port has none.
     Nop = 0,
-    /// No traffic: the link is down.
+    /// The link is down: no traffic.
     Down = 1,
     /// The link is up; only subnet management passes.
     Init = 2,
     /// The subnet manager has configured the port but not yet activated it.
     Armed = 3,
-    /// Traffic.
+    /// The link carries traffic.
     #[default]
     Active = 4,
-    /// Traffic, although the link has failed for a moment.
+    /// The link carries traffic, although it has failed for a moment.
     ActiveDefer = 5,
 }
 
 impl PortState {
-    /// The verbs' code: 0 for NOP … 5 for ACTIVE_DEFER; 6 and above are nothing.
+    /// Converts the state's code in verbs, 0 for NOP … 5 for ACTIVE_DEFER; `None` for larger ones.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Self::Nop,
@@ -99,7 +99,7 @@ impl PortState {
         })
     }
 
-    /// As in verbs, in lower case: `"active_defer"`.
+    /// The state's name as in verbs, in lower case, such as `"active_defer"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nop => "nop",
@@ -111,34 +111,34 @@ impl PortState {
         }
     }
 
-    /// Whether traffic passes.
+    /// Whether the port carries traffic in this state.
     pub const fn is_active(self) -> bool {
         matches!(self, Self::Active | Self::ActiveDefer)
     }
 }
 
-/// What the link of a port does, below its state.
+/// The state of a port's physical link, independent of the logical [`PortState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum PhysState {
-    /// Sends nothing and waits for a signal.
+    /// The link sends nothing and waits for a signal.
     Sleep = 1,
-    /// Looks for a peer.
+    /// The link searches for a link partner.
     Polling = 2,
-    /// Switched off.
+    /// The link is switched off.
     Disabled = 3,
-    /// Negotiates width and speed.
+    /// The two ends of the link negotiate its width and speed.
     PortConfigurationTraining = 4,
-    /// Carries packets.
+    /// The link carries packets.
     #[default]
     LinkUp = 5,
-    /// Retrains after errors.
+    /// The link is being retrained after errors.
     LinkErrorRecovery = 6,
-    /// Is being tested.
+    /// The link is being tested.
     PhyTest = 7,
 }
 
 impl PhysState {
-    /// The code of a port's attributes: 1 for sleep … 7 for a test; others are nothing.
+    /// Converts the link state's code in verbs, 1 for SLEEP … 7 for PHY_TEST; `None` for others.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Sleep,
@@ -153,22 +153,22 @@ impl PhysState {
     }
 }
 
-/// What a GID stands for, and which packets a path from it has.
+/// The kind of a GID, which determines the packet format of a path that starts from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_gid_type")]
 pub enum GidType {
-    /// InfiniBand: subnet prefix and port GUID.
+    /// InfiniBand: the GID consists of a subnet prefix and a port GUID.
     Ib,
-    /// RoCE version 1: a routing header directly on Ethernet, one broadcast domain.
+    /// RoCE version 1: packets have a routing header directly on Ethernet, and stay within one broadcast domain.
     RoceV1,
-    /// RoCE version 2: the GID is an IP address, the packets are UDP's.
+    /// RoCE version 2: the GID is an IP address, and packets are UDP datagrams.
     RoceV2,
-    /// iWARP: an Ethernet address; connections are made by IP address.
+    /// iWARP: the GID contains an Ethernet address; connections are made by IP address.
     Iwarp,
 }
 
 impl GidType {
-    /// As Linux shows it below `/sys`.
+    /// Returns the name that Linux shows for this kind in the port's `gid_attrs/types` below `/sys`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ib => "IB",
@@ -183,18 +183,18 @@ impl GidType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_gid_entry")]
 pub struct GidEntry {
-    /// The identifier; zero where the place in the table is empty.
+    /// The GID; zero where this entry of the table is empty.
     pub gid: Gid,
-    /// What it stands for.
+    /// The kind of the GID, which determines the packet format.
     pub gid_type: GidType,
-    /// The IP address that it belongs to, where known.
+    /// The IP address that the GID belongs to; `None` where it is not known.
     pub ip: Option<IpAddr>,
-    /// Name of the network interface that it belongs to, where known.
+    /// The name of the network interface that the GID belongs to; `None` where it is not known.
     pub interface: Option<String>,
 }
 
 impl GidEntry {
-    /// An entry of which no interface is known. The GID of RoCE version 2 is an IP address, so that one is known.
+    /// Creates an entry without a network interface. For RoCE version 2 the IP address follows from the GID.
     pub fn new(gid: Gid, gid_type: GidType) -> Self {
         let is_ip = gid_type == GidType::RoceV2 && gid != Gid::default();
         Self {
@@ -205,7 +205,7 @@ impl GidEntry {
         }
     }
 
-    /// Whether the place in the table is empty.
+    /// Whether this entry of the table is empty.
     pub fn is_empty(&self) -> bool {
         self.gid == Gid::default()
     }
@@ -219,43 +219,43 @@ impl GidEntry {
     }
 }
 
-/// What a subnet manager has assigned to a port. All zero where there is none: on Ethernet.
+/// What a subnet manager has assigned to a port. All fields are zero where there is no subnet manager, as on Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Subnet {
     /// How many low bits of the LID the port ignores, 0 to 7: it answers to 2^lmc LIDs.
     pub lmc: u8,
-    /// LID of the subnet manager.
+    /// The LID of the subnet manager.
     pub sm_lid: u16,
-    /// Service level to reach it at, 0 to 15.
+    /// The service level for packets to the subnet manager, 0 to 15.
     pub sm_sl: u8,
-    /// Upper half of the GIDs of the subnet.
+    /// The upper half of the subnet's GIDs, as a number.
     pub prefix: u64,
 }
 
-/// Payload bytes of one packet: 256 to 4096, headers not counted.
+/// The largest payload of one packet: 256 to 4096 bytes, headers not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_mtu")]
 pub enum Mtu {
-    /// 256 bytes.
+    /// Packets with at most 256 bytes of payload.
     Mtu256 = 1,
-    /// 512 bytes.
+    /// Packets with at most 512 bytes of payload.
     Mtu512 = 2,
-    /// 1024 bytes.
+    /// Packets with at most 1024 bytes of payload.
     #[default]
     Mtu1024 = 3,
-    /// 2048 bytes.
+    /// Packets with at most 2048 bytes of payload.
     Mtu2048 = 4,
-    /// 4096 bytes.
+    /// Packets with at most 4096 bytes of payload.
     Mtu4096 = 5,
 }
 
 impl Mtu {
-    /// Payload bytes.
+    /// Returns the number of payload bytes of a packet.
     pub const fn octets(self) -> u32 {
         128 << self as u32
     }
 
-    /// The verbs' code: 1 for 256 bytes … 5 for 4096; 0 and 6 and above are nothing.
+    /// Converts the MTU's code in verbs, 1 for 256 bytes … 5 for 4096; `None` for others.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Mtu256,
@@ -268,39 +268,40 @@ impl Mtu {
     }
 }
 
-/// What a port tells about itself.
+/// The attributes that a port reports (`ibv_query_port`).
 #[derive(Clone, Debug, PartialEq)]
 #[doc(alias = "ibv_port_attr")]
 pub struct PortAttributes {
-    /// Counted from 1.
+    /// The port's number, counted from 1.
     pub port: Port,
-    /// Whether it carries traffic.
+    /// Whether the port carries traffic.
     pub state: PortState,
-    /// What its link does.
+    /// The state of the port's physical link.
     pub phys_state: PhysState,
-    /// Its GUID; zero where it has none.
+    /// The port's GUID; zero where it has none.
     pub port_guid: Guid,
-    /// What it offers.
+    /// Services and protocols of the port.
     pub caps: PortCaps,
-    /// Largest packet payload that the port can carry.
+    /// The largest packet payload that the port can carry.
     pub max_mtu: Mtu,
-    /// Largest packet payload that is in force.
+    /// The largest packet payload that the port carries at present.
     pub active_mtu: Mtu,
-    /// Where it is found on its link: its LID, where it has one.
+    /// The port's address on its link: its LID on InfiniBand, its IP address on RoCEv2 and iWARP.
     pub address: LinkAddress,
-    /// What a subnet manager has assigned.
+    /// What a subnet manager has assigned to the port.
     pub subnet: Subnet,
-    /// Its global identifiers, by index. Places may be empty. RoCE has the link-local one at 0 and that of its IP address
-    /// behind it.
+    /// The port's GID table; entries may be empty. RoCE has the link-local GID at index 0 and the GID of its IP address
+    /// after it.
     pub gids: Vec<GidEntry>,
-    /// Its partition keys, by index.
+    /// The port's partition keys, by index.
     pub pkeys: Vec<u16>,
-    /// Datagrams refused for a wrong Q_Key.
+    /// How many datagrams the port has refused for a wrong Q_Key.
     pub qkey_viol_cntr: u32,
 }
 
 impl PortAttributes {
-    /// An active port of no name: 4096-byte packets, one full-membership partition key, no GIDs, no subnet manager.
+    /// Creates the attributes of an active port with an empty name: 4096-byte packets, one full-membership partition key,
+    /// no GIDs, no subnet manager.
     pub fn new(port: Port, caps: PortCaps, address: LinkAddress) -> Self {
         Self {
             port,
@@ -318,8 +319,8 @@ impl PortAttributes {
         }
     }
 
-    /// Index of the GID to use where a program names none: RoCE version 2 with the port's own IP address, else with any
-    /// routable one, else the first entry that is not empty; 0 where all are.
+    /// Returns the index of the GID to use where a program names none: one of RoCE version 2 with the port's own IP
+    /// address, else a routable one of RoCE version 2, else the first entry that is not empty; 0 where all are.
     pub fn default_gid_index(&self) -> u8 {
         let position = |wanted: &dyn Fn(&GidEntry) -> bool| self.gids.iter().position(wanted);
         let is_own = |entry: &GidEntry| {
@@ -334,7 +335,7 @@ impl PortAttributes {
         found.map_or(0, |index| index as u8)
     }
 
-    /// The GID of this index, if the table has it.
+    /// Returns the GID at this index; `None` if the table is shorter or the entry empty.
     pub fn gid(&self, index: u8) -> Option<Gid> {
         let entry = self.gids.get(usize::from(index));
         entry
@@ -342,12 +343,12 @@ impl PortAttributes {
             .map(|entry| entry.gid)
     }
 
-    /// Whether the port is at this IP address: by its link address or by an entry of its GID table.
+    /// Whether the port has this IP address, as its link address or in its GID table.
     pub fn is_at(&self, ip: IpAddr) -> bool {
         self.address == LinkAddress::Ip(ip) || self.gids.iter().any(|entry| entry.ip == Some(ip))
     }
 
-    /// Its local identifier, where its address is one.
+    /// Returns the port's LID; `None` where its link address is of another kind.
     pub const fn lid(&self) -> Option<u16> {
         match self.address {
             LinkAddress::Lid(lid) => Some(lid),
@@ -356,56 +357,56 @@ impl PortAttributes {
     }
 }
 
-/// The feature bits of an extension as a device offers them: the set's name and the names of its bits.
+/// What a device offers of one extension: the extension's feature bits and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionFeatures {
-    /// Name of the set ([`FeatureSet::SET`]).
+    /// Name of the feature set ([`FeatureSet::SET`]).
     pub set: &'static str,
-    /// The bits.
+    /// The feature bits that the device offers.
     pub bits: u64,
-    /// Names of the bits that are set.
+    /// Names of the bits in `bits`.
     pub names: Vec<&'static str>,
-    /// Names and values of its numbers.
+    /// Names and values of the extension's limits on this device.
     pub limits: Vec<(&'static str, u64)>,
 }
 
-/// What a device tells about itself.
+/// The attributes that a device reports (`ibv_query_device`).
 #[derive(Clone, Debug)]
 #[doc(alias = "ibv_query_device_ex")]
 pub struct DeviceAttributes {
-    /// Unique among the devices of a registry.
+    /// The device's name, unique among the devices of a registry.
     pub name: String,
-    /// Name of the provider that made it.
+    /// Name of the provider that made the device.
     pub provider: &'static str,
-    /// The family of protocols.
+    /// The family of protocols that the device speaks.
     pub transport: Transport,
     /// GUID of the node; zero where it has none.
     pub node_guid: Guid,
     /// GUID of the system that the node is a part of; zero where it has none.
     pub sys_image_guid: Guid,
-    /// Opt-in abilities.
+    /// The core's opt-in features that the device offers.
     pub features: Features,
-    /// Opt-in abilities of extensions.
+    /// The features and limits of extensions that the device offers.
     pub extensions: Vec<ExtensionFeatures>,
-    /// What the baseline promises and this device lacks.
+    /// The baseline abilities that this device lacks.
     pub gaps: BaselineGaps,
-    /// Numbers.
+    /// The device's limits, such as the largest number of queue pairs.
     pub limits: Limits,
-    /// Scope of compare-and-swap and fetch-and-add.
+    /// With respect to what compare-and-swap and fetch-and-add are atomic.
     pub atomic_cap: AtomicScope,
-    /// Scope of masked atomics; independent of `atomic_cap`.
+    /// With respect to what masked atomics are atomic; independent of `atomic_cap`.
     pub masked_atomic_cap: AtomicScope,
-    /// One entry per port; never empty.
+    /// The attributes of the device's ports, at least one.
     pub ports: Vec<PortAttributes>,
 }
 
 impl DeviceAttributes {
-    /// Whether the device claims a feature, of the core or of an extension.
+    /// Whether the device claims a feature of the core or of an extension.
     pub fn claims(&self, feature: &FeatureInfo) -> bool {
         self.bits_of(feature.set) & feature.bits == feature.bits
     }
 
-    /// The number that `limit` names, of the core or of an extension; 0 where the device does not have it.
+    /// Returns the value of a limit of the core or of an extension; 0 where the device does not have the limit.
     pub fn limit(&self, limit: Limit) -> u64 {
         let Limit::Extension(wanted) = limit else {
             return self.limits.value(limit);
@@ -427,7 +428,7 @@ impl DeviceAttributes {
         known.map_or(0, |known| known.bits)
     }
 
-    /// What does not fit together in these attributes, if anything does not.
+    /// Describes a contradiction in these attributes; `None` if there is none.
     ///
     /// A device has at most one kind of type-2 windows; iWARP devices have what their transport makes
     /// mandatory, or list it as a gap.

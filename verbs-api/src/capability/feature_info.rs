@@ -1,21 +1,21 @@
 //! One feature bit, described.
 
-/// One feature bit of an extension: a bit of its own set, or a bit of the core that it makes work.
+/// Describes one feature bit that an extension provides: a bit of the extension's own set, or a bit of the core's.
 ///
 /// Made by [`feature!`](crate::extension::feature).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureInfo {
     /// Name of the set ([`FeatureSet::SET`](crate::capability::FeatureSet::SET)).
     pub set: &'static str,
-    /// Name of the bit.
+    /// Name of the bit, such as `"BMME"`.
     pub name: &'static str,
-    /// The bit.
+    /// The bit as a mask in its set.
     pub bits: u64,
-    /// What it is, in one line.
+    /// What the feature is, in one line.
     pub about: &'static str,
 }
 
-/// A [`FeatureInfo`]: `feature!(Set::BIT, "what it is")`.
+/// Makes a [`FeatureInfo`]: `feature!(Set::BIT, "what it is")`.
 ///
 /// ```
 /// use verbs_api::{Features, extension::feature};

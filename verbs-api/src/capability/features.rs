@@ -1,10 +1,10 @@
-//! What a device can do beyond the baseline.
+//! Features: abilities of a device beyond the baseline.
 
 use bitflags::bitflags;
 
 use crate::service::Operations;
 
-/// A set of feature bits with a name of its own, so that two vendors cannot meet on one spare bit.
+/// A set of feature bits with a name of its own, so that the bits of two vendors' extensions cannot collide.
 ///
 /// The core's [`Features`] is one such set; an extension defines another with `bitflags!` and implements this.
 pub trait FeatureSet: bitflags::Flags<Bits = u64> + Copy + Send + Sync + 'static {
@@ -128,7 +128,8 @@ impl FeatureSet for Features {
 }
 
 impl Features {
-    /// What the BMME write-up of 2008 put under one bit: the umbrella with its fence, 2B windows and zero-based addresses.
+    /// The features that the BMME write-up of 2008 put under one bit: BMME itself, the fence on local invalidate, 2B
+    /// windows and zero-based addresses.
     pub const BMME_AS_PROPOSED: Self = Self::BMME
         .union(Self::LOCAL_INVALIDATE_FENCE)
         .union(Self::WINDOW_2B);
@@ -136,7 +137,7 @@ impl Features {
     /// Memory windows of type 2, of either kind.
     pub const WINDOW_2: Self = Self::WINDOW_2A.union(Self::WINDOW_2B);
 
-    /// What every iWARP device must have.
+    /// The features that every iWARP device must have.
     pub const IWARP_MANDATORY: Self = Self::BMME_AS_PROPOSED
         .union(Self::ZBVA)
         .union(Self::READ_WITH_INVALIDATE);
@@ -152,8 +153,8 @@ pub fn feature_names<F: FeatureSet>(features: F) -> Vec<&'static str> {
 }
 
 impl Operations {
-    /// The features that are not among these and without which these operations cannot be granted. To invalidate needs
-    /// something to invalidate: keys of `BMME`, or windows of type 2.
+    /// Returns the features that these operations need and `offered` does not contain. Invalidating needs keys (`BMME`) or
+    /// windows of type 2.
     pub fn missing_features(self, offered: Features) -> Features {
         let has_windows = offered.intersects(Features::WINDOW_2);
         let mut needed = Features::empty();

@@ -1,10 +1,10 @@
-//! Numbers that bound what a device does, each knowing which way is stronger.
+//! Limits of a device, each with the direction in which its values get stronger.
 
 use std::fmt;
 
 macro_rules! limits {
     ($( $(#[$doc:meta])* $variant:ident $field:ident: $ty:ty, $direction:ident; )*) => {
-        /// The numbers of a device.
+        /// The limits of a device (`struct ibv_device_attr`).
         ///
         /// Maxima are upper bounds, not guarantees: a request within them may still find the device short of resources.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -13,7 +13,7 @@ macro_rules! limits {
             $( $(#[$doc])* pub $field: $ty, )*
         }
 
-        /// Names one number of [`Limits`].
+        /// Names one field of [`Limits`], or a limit of an extension.
         ///
         /// ```
         /// use verbs_api::{Limit, capability::Limits};
@@ -26,15 +26,15 @@ macro_rules! limits {
         #[non_exhaustive]
         pub enum Limit {
             $( $(#[$doc])* $variant, )*
-            /// A number of an extension.
+            /// A limit of an extension.
             Extension(&'static ExtensionLimit),
         }
 
         impl Limit {
-            /// Every limit of the core, in declaration order.
+            /// All limits of the core, in declaration order.
             pub const ALL: &'static [Self] = &[$( Self::$variant, )*];
 
-            /// The verbs' own name of the attribute.
+            /// The limit's name in verbs.
             pub const fn name(self) -> &'static str {
                 match self {
                     $( Self::$variant => stringify!($field), )*
@@ -42,7 +42,7 @@ macro_rules! limits {
                 }
             }
 
-            /// Which way is stronger.
+            /// Whether a larger or a smaller value of this limit lets a program do more.
             pub const fn direction(self) -> Direction {
                 match self {
                     $( Self::$variant => Direction::$direction, )*
@@ -52,17 +52,17 @@ macro_rules! limits {
         }
 
         impl Limits {
-            /// Makes the number that `limit` names no larger than `most`.
+            /// Lowers the value of `limit` to `most` if it is larger.
             pub fn lower(&mut self, limit: Limit, most: u64) {
                 match limit {
-                    // What it is compared with fits its type, so that the smaller one does.
+                    // The present value fits the field's type, so the smaller of the two does too.
                     $( Limit::$variant => self.$field = (self.$field as u64).min(most) as $ty, )*
                     Limit::Extension(_) => {}
                 }
             }
 
-            /// The number that `limit` names; 0 for one of an extension, which [`DeviceAttributes`](super::DeviceAttributes)
-            /// knows.
+            /// Returns the value of `limit`; 0 for one of an extension, which only
+            /// [`DeviceAttributes`](super::DeviceAttributes) contains.
             pub const fn value(&self, limit: Limit) -> u64 {
                 match limit {
                     $( Limit::$variant => self.$field as u64, )*
@@ -73,18 +73,18 @@ macro_rules! limits {
     };
 }
 
-/// Which way a limit is stronger.
+/// How two values of a limit compare: which one lets a program do more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// A larger number can do more.
+    /// The larger value lets a program do more.
     LargerIsStronger,
-    /// A smaller number can do more.
+    /// The smaller value lets a program do more.
     SmallerIsStronger,
-    /// A set of bits: every wanted bit must be offered.
+    /// The value is a bit mask: every wanted bit must be offered.
     Bits,
 }
 
-/// A number of an extension: a `static` of its crate.
+/// A limit that an extension defines, as a `static` of its crate.
 ///
 /// ```
 /// use verbs_api::{Requirements, capability::{Direction, ExtensionLimit}};
@@ -95,14 +95,14 @@ pub enum Direction {
 pub struct ExtensionLimit {
     /// Name of the extension's feature set.
     pub set: &'static str,
-    /// Name of the number.
+    /// Name of the limit.
     pub name: &'static str,
-    /// Which way it is stronger.
+    /// Whether a larger or a smaller value lets a program do more.
     pub direction: Direction,
 }
 
 impl ExtensionLimit {
-    /// The number `name` of the extension with the feature set `set`.
+    /// Describes the limit `name` of the extension with the feature set `set`.
     pub const fn new(set: &'static str, name: &'static str, direction: Direction) -> Self {
         Self {
             set,
@@ -119,57 +119,57 @@ impl From<&'static ExtensionLimit> for Limit {
 }
 
 limits! {
-    /// Queue pairs.
+    /// Most queue pairs that can exist at one time.
     MaxQp max_qp: u32, LargerIsStronger;
-    /// Work requests outstanding on one send or receive queue.
+    /// Most work requests outstanding on one send queue or one receive queue.
     MaxQpWr max_qp_wr: u32, LargerIsStronger;
-    /// Scatter/gather entries of a send-queue request other than a read.
+    /// Most scatter/gather entries of a send-queue request other than an RDMA read.
     MaxSendSge max_send_sge: u32, LargerIsStronger;
-    /// Scatter/gather entries of a receive request.
+    /// Most scatter/gather entries of a receive request.
     MaxRecvSge max_recv_sge: u32, LargerIsStronger;
-    /// Scatter/gather entries of a read; 1 on iWARP.
+    /// Most scatter/gather entries of an RDMA read; 1 on iWARP.
     MaxSgeRd max_sge_rd: u32, LargerIsStronger;
-    /// Bytes that may travel inline in a request.
+    /// Most bytes of inline data of a request.
     MaxInlineData max_inline_data: u32, LargerIsStronger;
-    /// Bytes of one message.
+    /// Most bytes of one message.
     MaxMsgSz max_msg_sz: u64, LargerIsStronger;
-    /// Completion queues.
+    /// Most completion queues that can exist at one time.
     MaxCq max_cq: u32, LargerIsStronger;
-    /// Entries of one completion queue.
+    /// Most entries of one completion queue.
     MaxCqe max_cqe: u32, LargerIsStronger;
-    /// Completion vectors: completion queues are spread over them, each on an interrupt or thread of its own.
+    /// Completion vectors: each delivers the notifications of its completion queues on an interrupt or a thread of its own.
     NumCompVectors num_comp_vectors: u32, LargerIsStronger;
-    /// Memory regions, allocated keys included.
+    /// Most memory regions that can exist at one time, allocated keys included.
     MaxMr max_mr: u32, LargerIsStronger;
-    /// Bytes of one memory region.
+    /// Most bytes of one memory region.
     MaxMrSize max_mr_size: u64, LargerIsStronger;
-    /// Memory windows.
+    /// Most memory windows that can exist at one time.
     MaxMw max_mw: u32, LargerIsStronger;
-    /// Protection domains.
+    /// Most protection domains that can exist at one time.
     MaxPd max_pd: u32, LargerIsStronger;
-    /// Address handles.
+    /// Most address handles that can exist at one time.
     MaxAh max_ah: u32, LargerIsStronger;
-    /// Shared receive queues.
+    /// Most shared receive queues that can exist at one time.
     MaxSrq max_srq: u32, LargerIsStronger;
-    /// Work requests outstanding on one shared receive queue.
+    /// Most work requests outstanding on one shared receive queue.
     MaxSrqWr max_srq_wr: u32, LargerIsStronger;
-    /// Scatter/gather entries of a request on a shared receive queue.
+    /// Most scatter/gather entries of a request on a shared receive queue.
     MaxSrqSge max_srq_sge: u32, LargerIsStronger;
-    /// Reads and atomics that a queue pair serves at one time (responder; IRD on iWARP).
+    /// Most reads and atomics of its peer that a queue pair executes at one time as the responder (IRD on iWARP).
     MaxQpRdAtom max_qp_rd_atom: u32, LargerIsStronger;
-    /// Reads and atomics that a queue pair has outstanding at one time (initiator; ORD on iWARP).
+    /// Most reads and atomics that a queue pair has outstanding at one time as the requester (ORD on iWARP).
     MaxQpInitRdAtom max_qp_init_rd_atom: u32, LargerIsStronger;
-    /// Pages, blocks or elements of one fast-register; 0 without BMME.
+    /// Most pages, blocks or elements of one fast-register; 0 without BMME.
     MaxFastRegPageListLen max_fast_reg_page_list_len: u32, LargerIsStronger;
     /// Page sizes that can be registered: bit n stands for 2^n bytes.
     PageSizeCap page_size_cap: u64, Bits;
-    /// Multicast groups.
+    /// Most multicast groups that can exist at one time.
     MaxMcastGrp max_mcast_grp: u32, LargerIsStronger;
-    /// Queue pairs attached to one multicast group.
+    /// Most queue pairs that can be attached to one multicast group.
     MaxMcastQpAttach max_mcast_qp_attach: u32, LargerIsStronger;
-    /// Physical ports.
+    /// How many physical ports the device has.
     PhysPortCnt phys_port_cnt: u8, LargerIsStronger;
-    /// The device's own delay before it acknowledges: 4.096 µs x 2^n.
+    /// How long the device may take to acknowledge a packet: 4.096 µs x 2^n for the value n.
     LocalCaAckDelay local_ca_ack_delay: u8, SmallerIsStronger;
 }
 
@@ -179,14 +179,14 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A wanted limit that an offer does not meet.
+/// A limit for which a program asked for more than the device offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortLimit {
-    /// Which number.
+    /// The limit that is too weak.
     pub limit: Limit,
-    /// What was wanted.
+    /// The value that the program asked for.
     pub wanted: u64,
-    /// What is offered.
+    /// The value that the device offers.
     pub offered: u64,
 }
 
@@ -219,20 +219,20 @@ impl fmt::Display for ShortLimit {
 }
 
 impl Limits {
-    /// Compares one number: `Err` says what was wanted and what is offered.
+    /// Checks that the value of `limit` is at least as strong as `wanted`.
     ///
     /// # Errors
-    /// The offer is weaker than `wanted` in the direction of `limit`.
+    /// The value is weaker than `wanted` in the direction of `limit`.
     pub fn check(&self, limit: Limit, wanted: u64) -> Result<(), ShortLimit> {
         limit.compare(self.value(limit), wanted)
     }
 }
 
 impl Limit {
-    /// Compares an offer of this number with what is wanted.
+    /// Checks that `offered` is at least as strong as `wanted` in the direction of this limit.
     ///
     /// # Errors
-    /// The offer is weaker than `wanted`.
+    /// `offered` is weaker than `wanted`.
     pub fn compare(self, offered: u64, wanted: u64) -> Result<(), ShortLimit> {
         let met = match self.direction() {
             Direction::LargerIsStronger => offered >= wanted,

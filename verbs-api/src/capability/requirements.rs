@@ -1,4 +1,4 @@
-//! What a program needs, and exactly what a device lacks of it.
+//! What a program requires of a device, and what a device lacks of that.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use crate::transport::Transport;
 /// The bits of one feature set, with the set's type erased.
 #[derive(Clone, Debug)]
 pub struct FeatureBits {
-    /// Name of the set.
+    /// Name of the feature set.
     pub set: &'static str,
-    /// The bits.
+    /// The feature bits as a mask.
     pub bits: u64,
     names: Names,
 }
 
-/// What is known of the names of bits.
+/// How the names of the bits can be found: of all bits of the set, of the one bit that is set, or not at all.
 #[derive(Clone, Copy, Debug)]
 enum Names {
     All(fn(u64) -> Vec<&'static str>),
@@ -36,7 +36,7 @@ impl PartialEq for FeatureBits {
 impl Eq for FeatureBits {}
 
 impl FeatureBits {
-    /// Erases the type of `features`.
+    /// Converts feature bits of a typed set, whose names are then known.
     pub fn of<F: FeatureSet>(features: F) -> Self {
         Self {
             set: F::SET,
@@ -45,7 +45,7 @@ impl FeatureBits {
         }
     }
 
-    /// One bit that is known by its description.
+    /// Converts the description of one feature bit, whose name is then known.
     pub const fn of_info(feature: &FeatureInfo) -> Self {
         Self {
             set: feature.set,
@@ -54,7 +54,7 @@ impl FeatureBits {
         }
     }
 
-    /// Names of the bits, as far as they are known.
+    /// Returns the names of the bits; empty where the names are not known.
     pub fn names(&self) -> Vec<&'static str> {
         match self.names {
             Names::All(names) => names(self.bits),
@@ -90,7 +90,8 @@ impl Requirements {
         Self::default()
     }
 
-    /// Everything that the device has, for tools that show it.
+    /// Requires nothing, and asks for every feature that the device with these attributes offers. For tools that show a
+    /// device.
     pub fn everything_of(attributes: &DeviceAttributes) -> Self {
         let mut all = Self::new()
             .device(&attributes.name)
@@ -104,49 +105,49 @@ impl Requirements {
         all
     }
 
-    /// The device of this name.
+    /// Requires the device with this name.
     #[must_use]
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// A device of this transport.
+    /// Requires a device of this transport.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// Features without which the program cannot run. Takes the core's bits or an extension's.
+    /// Requires these features, of the core or of an extension: opening fails on a device without them.
     #[must_use]
     pub fn needs<F: FeatureSet>(mut self, features: F) -> Self {
         merge(&mut self.needed, FeatureBits::of(features));
         self
     }
 
-    /// The same for bits of which only the description is known.
+    /// Requires these feature bits; for callers that do not have the set's type.
     #[must_use]
     pub fn needs_bits(mut self, features: FeatureBits) -> Self {
         merge(&mut self.needed, features);
         self
     }
 
-    /// Features that the program uses where they exist.
+    /// Asks for features that are granted where the device has them; opening does not fail without them.
     #[must_use]
     pub fn prefers<F: FeatureSet>(mut self, features: F) -> Self {
         merge(&mut self.preferred, FeatureBits::of(features));
         self
     }
 
-    /// A number that must be at least as strong as `wanted`, in the limit's own direction.
+    /// Requires a limit to be at least as strong as `wanted`, in the limit's own direction.
     #[must_use]
     pub fn at_least(mut self, limit: impl Into<Limit>, wanted: u64) -> Self {
         self.limits.push((limit.into(), wanted));
         self
     }
 
-    /// The core features needed.
+    /// Returns the core features that are required; preferred ones are not included.
     pub fn features(&self) -> Features {
         let bits = self
             .needed
@@ -156,10 +157,10 @@ impl Requirements {
         Features::from_bits_retain(bits)
     }
 
-    /// What a device with these attributes grants: what was needed, and what was preferred and is there.
+    /// Returns what a device with these attributes grants: the required features, and the preferred ones that it has.
     ///
     /// # Errors
-    /// All that is missing, in one value.
+    /// Everything that the device lacks of the requirements.
     pub fn check(&self, device: &DeviceAttributes) -> Result<Grant, Shortfall> {
         let missing: Vec<_> = self
             .needed
@@ -204,19 +205,20 @@ fn merge(sets: &mut Vec<FeatureBits>, more: FeatureBits) {
     }
 }
 
-/// What an open device may be used for: exactly what was asked and is there, even if the device has more.
+/// The features that a program may use on an open device: those that it asked for and the device has, even if the device
+/// has more.
 #[derive(Clone, Debug, Default)]
 pub struct Grant {
     sets: Vec<FeatureBits>,
 }
 
 impl Grant {
-    /// The granted core features.
+    /// Returns the granted core features.
     pub fn features(&self) -> Features {
         self.set::<Features>()
     }
 
-    /// The granted bits of a set.
+    /// Returns the granted bits of the feature set `F`.
     pub fn set<F: FeatureSet>(&self) -> F {
         F::from_bits_retain(
             self.sets
@@ -226,7 +228,7 @@ impl Grant {
         )
     }
 
-    /// This grant, and these bits whether the device has them or not.
+    /// Returns this grant with these bits added, whether the device has them or not.
     #[must_use]
     pub(crate) fn beyond(mut self, bits: &[FeatureBits]) -> Self {
         for more in bits {
@@ -235,10 +237,10 @@ impl Grant {
         self
     }
 
-    /// Whether a feature was granted.
+    /// Checks that a feature was granted to the program.
     ///
     /// # Errors
-    /// It was not: `extension` lacks it.
+    /// The feature was not granted; the error names `extension`, which needs it.
     pub fn require(
         &self,
         extension: &'static str,
@@ -255,22 +257,22 @@ impl Grant {
         })
     }
 
-    /// Every granted set.
+    /// Returns the granted bits of every set.
     pub fn sets(&self) -> &[FeatureBits] {
         &self.sets
     }
 }
 
-/// All that one device lacks of some [`Requirements`].
+/// Everything that one device lacks of some [`Requirements`].
 #[derive(Clone, Debug)]
 pub struct Shortfall {
-    /// The device.
+    /// Name of the device that lacks them.
     pub device: String,
-    /// Needed features that are absent, per set.
+    /// Required features that the device lacks, per set.
     pub missing: Vec<FeatureBits>,
-    /// Limits that are too weak.
+    /// Limits of the device that are too weak.
     pub limits: Vec<ShortLimit>,
-    /// The transport that was asked for, if the device is of another.
+    /// The transport that was required, if the device is of another.
     pub wrong_transport: Option<Transport>,
 }
 
@@ -297,11 +299,11 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// An extension was asked for whose features were not granted.
+/// A program loaded an extension whose features were not granted.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
 pub struct Unsupported {
-    /// The extension.
+    /// Name of the extension that needs the features.
     pub extension: &'static str,
     /// Names of the bits that were not granted.
     pub missing: Vec<&'static str>,

@@ -18,15 +18,15 @@ pub struct NextEvent<'c> {
 }
 
 impl NextEvent<'_> {
-    /// Waits in this thread.
+    /// Blocks this thread until an event arrives.
     ///
     /// # Errors
-    /// `WouldDeadlock` in a handler; `DeviceRemoved` where the device is gone and every event was fetched.
+    /// `WouldDeadlock` in a handler; `DeviceRemoved` if the device was removed and every event was fetched.
     pub fn wait(self) -> Result<AsyncEvent, VerbError> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where nothing has happened by then.
+    /// Blocks this thread like [`wait`](Self::wait), but for `time` at most; `None` if no event arrives by then.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -43,7 +43,7 @@ impl Future for NextEvent<'_> {
     }
 }
 
-/// The asynchronous events of a context as a stream, which ends where the device is gone and every event was fetched.
+/// The asynchronous events of a context as a stream, which ends when the device was removed and every event was fetched.
 #[must_use = "nothing is fetched unless this is polled"]
 pub struct Events<'c> {
     pub(super) next: NextEvent<'c>,

@@ -22,12 +22,12 @@ use crate::lifecycle::{
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::qp_attributes::AddressVector;
 
-/// Tells devices apart, and keeps none alive.
+/// Identifies a device, so that two can be compared. It is a weak reference and does not keep the device alive.
 #[derive(Clone)]
 pub struct DeviceId(Weak<dyn DeviceOps>);
 
 impl DeviceId {
-    /// Whether the device is gone: neither its provider nor a program has it any more.
+    /// Whether the device no longer exists, because neither its provider nor a program refers to it.
     pub fn is_gone(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -47,7 +47,7 @@ impl fmt::Debug for DeviceId {
     }
 }
 
-/// An open device: what a program makes everything else from. Cloning shares it.
+/// An open device, from which a program makes all other objects. A clone is another handle of the same context.
 ///
 /// The features granted are exactly those that [`open`](crate::open) was asked for; the device may
 /// have more. Every error of a verb after [`DeviceRemoved`](crate::event::EventType::DeviceRemoved) is
@@ -69,7 +69,7 @@ pub struct Context {
     pub(crate) opened: Arc<Opened>,
 }
 
-/// The provider's part of a context, and the device that it was opened from.
+/// The provider's implementation of a context, and the device that it was opened from.
 pub(crate) struct Opened {
     ops: Arc<dyn ContextOps>,
     device: Arc<dyn DeviceOps>,
@@ -98,33 +98,33 @@ impl Context {
         Ok(Self { core, opened })
     }
 
-    /// The attributes of the device when it was opened.
+    /// Returns the attributes that the device had when it was opened.
     #[doc(alias = "ibv_query_device")]
     pub fn attributes(&self) -> &DeviceAttributes {
         self.core.attributes()
     }
 
-    /// The device's numbers.
+    /// Returns the device's limits.
     pub fn limits(&self) -> &Limits {
         &self.core.attributes().limits
     }
 
-    /// The core features granted.
+    /// Returns the core features that were granted when the device was opened.
     pub fn features(&self) -> Features {
         self.core.features()
     }
 
-    /// The provider's part, for extensions.
+    /// Returns the provider's implementation of the context, for extensions.
     pub fn ops(&self) -> &Arc<dyn ContextOps> {
         &self.opened.ops
     }
 
-    /// Everything granted, the bits of extensions included.
+    /// Returns everything that was granted when the device was opened, features of extensions included.
     pub fn grant(&self) -> &Grant {
         &self.core.grant
     }
 
-    /// What a port tells about itself, now.
+    /// Queries the present attributes of a port.
     ///
     /// # Errors
     /// There is no such port (they are counted from 1), or the device was removed.
@@ -145,8 +145,8 @@ impl Context {
         self.opened.ops.query_port(port)
     }
 
-    /// A path from a port to where an address and an identifier are, with the port's
-    /// [default identifier](PortAttributes::default_gid_index): the first of its table may be of another kind of network.
+    /// Returns a path from `port` to a peer's link address and GID. The port's own end of it is the port's [default
+    /// GID](PortAttributes::default_gid_index), because the first of its table may be of another kind of network.
     ///
     /// ```no_run
     /// # fn example(context: &verbs_api::Context, pd: &verbs_api::Pd, peer: verbs_api::QpEndpoint)
@@ -171,34 +171,36 @@ impl Context {
         })
     }
 
-    /// Names and values of the device's own counters, over all contexts.
+    /// Returns names and values of the device's counters, which count for all contexts of the device.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.opened.device.counters()
     }
 
-    /// How connections are made; `None` where the device knows of no way.
+    /// Returns how connections are made on this device; `None` where it supports none.
     pub fn carrier(&self) -> Option<Carrier> {
         self.opened.device.carrier()
     }
 
-    /// The identity of the device, the same for all its contexts.
+    /// Returns the identity of the device, which is the same for all its contexts.
     pub fn device_id(&self) -> DeviceId {
         DeviceId(Arc::downgrade(&self.opened.device))
     }
 
-    /// Starts a verb of the caller's own, such as one of an extension that takes several steps: returns its future, and the
-    /// end by which the caller completes it. It ends with [`VerbError::DeviceRemoved`] where the device is removed meanwhile.
+    /// Starts a verb of the caller's own, for example one of an extension that takes several steps. Returns the future of
+    /// the verb, and the [`Outcome`] by which the caller completes it. If the device is removed before, the verb fails with
+    /// [`VerbError::DeviceRemoved`].
     pub fn begin<T: Send + 'static>(&self) -> (Started<T>, Outcome<T>) {
         self.core.begin()
     }
 
-    /// The next asynchronous event, if one waits.
+    /// Returns the next asynchronous event; `None` if none is pending.
     #[doc(alias = "ibv_get_async_event")]
     pub fn poll_event(&self) -> Option<AsyncEvent> {
         self.core.shared().poll_event()
     }
 
-    /// The next asynchronous event: await it, or wait for it. Each event goes to one of the waiters.
+    /// Returns the next asynchronous event: await it, or wait for it. If several callers wait, each event goes to one of
+    /// them.
     ///
     /// ```no_run
     /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -215,7 +217,7 @@ impl Context {
         }
     }
 
-    /// Every asynchronous event from now on, as a stream. Each goes to one of the waiters.
+    /// Returns every asynchronous event from now on as a stream. If several callers wait, each event goes to one of them.
     ///
     /// ```no_run
     /// # async fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -237,7 +239,7 @@ impl Context {
         }
     }
 
-    /// A descriptor that is readable while asynchronous events wait, for any event loop.
+    /// Returns a descriptor that is readable while asynchronous events are pending, for any event loop.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -245,11 +247,11 @@ impl Context {
         self.core.shared().events().fd()
     }
 
-    /// Gives every asynchronous event to `handler` from now on, those that wait already included.
+    /// Calls `handler` with every asynchronous event from now on, and with those that are pending already.
     ///
-    /// It runs on the thread that brings the event, with no lock held. In it every verb may be
-    /// started and none waited for; the event is acknowledged when the handler drops it, so that the
-    /// object that it is about may be destroyed in it and ends after it.
+    /// The handler runs on the thread that reports the event, with no lock held. It may start every verb and wait for none.
+    /// The event is acknowledged when the handler drops it; the handler may destroy the object that the event is about,
+    /// which then ends after the handler.
     ///
     /// ```no_run
     /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -263,12 +265,12 @@ impl Context {
         shared.deliver();
     }
 
-    /// Events lost because earlier ones were not fetched. Fatal events are never lost.
+    /// Returns how many events were lost because earlier ones were not fetched. Fatal events are never lost.
     pub fn lost_events(&self) -> u64 {
         self.core.shared().events().lost()
     }
 
-    /// Closes the device: Busy while anything made from it lives.
+    /// Closes the device. Fails with Busy while anything that was made from it exists.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Started<(), DestroyError<Self>> {
         self.core.retry_deferred();
@@ -289,12 +291,13 @@ impl Context {
         Started::ready(Ok(()))
     }
 
-    /// Whether the device does nothing more until a program asks it for something.
+    /// Whether the device has no message and no timeout pending, so that it does nothing until a program posts a request or
+    /// starts a verb.
     pub(crate) fn is_idle(&self) -> bool {
         self.opened.device.is_idle()
     }
 
-    /// The object of this identity, if it is of this type and lives.
+    /// Returns the object with this identity; `None` if it is not of the type `T` or was destroyed.
     pub(crate) fn find<T: 'static + Send + Sync>(&self, id: ObjectId) -> Option<Arc<T>> {
         let object = self
             .core
@@ -304,7 +307,7 @@ impl Context {
         object.as_any().downcast().ok()
     }
 
-    /// An object that is made from the context itself.
+    /// Starts to build an object of this kind whose only parent is the context.
     pub(crate) fn builder(&self, kind: ObjectKind) -> Result<ObjectBuilder, VerbError> {
         self.core.check_open()?;
         ObjectBuilder::new(&self.core, kind, None)

@@ -13,17 +13,17 @@ use crate::as_any::AsAny;
 use crate::contract::backend::Backend;
 use crate::ids::Qpn;
 
-/// How a device carries the messages of connection management.
+/// How a device transports the messages of connection management.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Carrier {
-    /// Management datagrams to and from queue pair 1.
+    /// As management datagrams (MADs) to and from queue pair 1.
     Datagrams(Arc<dyn ManagementPort>),
-    /// Streams of octets, each of which becomes that of a queue pair.
+    /// On byte streams (TCP), each of which becomes the stream of a queue pair.
     Streams(Arc<dyn StreamPort>),
-    /// The provider makes connections itself, as the one over `librdmacm` does.
+    /// Not at all: the provider has its own connection management, such as the one over `librdmacm`.
     Backend(Arc<dyn Backend>),
-    /// Nothing leaves the process: queue pairs reach those of the same device.
+    /// By function calls: queue pairs connect only to those of the same device in the same process.
     InProcess,
 }
 
@@ -38,26 +38,28 @@ impl fmt::Debug for Carrier {
     }
 }
 
-/// Queue pair 1 of a device on an IP network.
+/// Queue pair 1 of a device on an IP network, which sends and receives management datagrams (MADs).
 ///
-/// Several processes may share its address. Each has communication IDs of its own, by which replies are routed to it, and
-/// registers the services that it listens for.
+/// Several processes may share the device's address. Each uses its own range of communication IDs, by which replies are
+/// routed to it, and registers the services that it listens for.
 pub trait ManagementPort: Send + Sync + 'static {
-    /// The device's address.
+    /// Returns the device's IP address.
     fn address(&self) -> IpAddr;
 
-    /// The communication IDs of this process: the upper bits that they share, and how many lower bits it may choose.
+    /// Returns the range of communication IDs that this process may use: the ID with the upper bits that all of them share,
+    /// and how many lower bits the process chooses itself.
     fn communication_ids(&self) -> (u32, u32);
 
-    /// Attaches the sink for received datagrams. Only the first call makes one; every later call gets the same.
+    /// Attaches the sink that receives management datagrams. The first call makes it with `make`; later calls return that
+    /// one.
     fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink>;
 
-    /// Sends a management datagram of 256 octets. It may be lost in the network, but is not lost if this process exits: it has
-    /// left the process when this returns. No sink is called meanwhile. [`ManagementSink::refused`] reports a datagram that the
+    /// Sends a management datagram of 256 bytes. It may be lost in the network, but is not lost if this process exits: it
+    /// has left the process when this returns. This calls no sink. [`ManagementSink::refused`] reports a datagram that the
     /// system refuses to send.
     fn send(&self, to: IpAddr, datagram: &[u8]);
 
-    /// Delivers what is due, on links that need a caller to do so. Call it after sending, with no lock held.
+    /// Delivers the datagrams that are due, on links that need a caller to do so. Call it after sending, with no lock held.
     fn progress(&self) {}
 
     /// Registers a service: from now on requests for it are routed to this process, whichever process at the address receives
@@ -67,17 +69,18 @@ pub trait ManagementPort: Send + Sync + 'static {
     /// Another process has registered it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     fn serve(&self, service: u64) -> io::Result<()>;
 
-    /// Takes the registration back.
+    /// Withdraws the registration of a service.
     fn withdraw(&self, service: u64);
 
-    /// The time since some fixed moment.
+    /// Returns the time since a fixed moment, on the clock of [`wake_at`](Self::wake_at).
     fn now(&self) -> Duration;
 
     /// Has [`ManagementSink::due`] called at `at`, or shortly after it.
     fn wake_at(&self, at: Duration);
 }
 
-/// Receives what arrives at queue pair 1. Called with no lock held, on a thread that must not block.
+/// Receives the management datagrams and reports of queue pair 1. Its methods are called with no lock held, on a thread
+/// that must not block.
 pub trait ManagementSink: AsAny {
     /// A management datagram has arrived.
     fn datagram(&self, from: IpAddr, datagram: &[u8]);
@@ -88,53 +91,54 @@ pub trait ManagementSink: AsAny {
     /// A connected queue pair has received its first packet since it became ready to receive (COMM_EST).
     fn traffic(&self, qp: Qpn);
 
-    /// A time that was asked for with [`ManagementPort::wake_at`] has come.
+    /// A time that [`ManagementPort::wake_at`] was called with has come.
     fn due(&self);
 }
 
-/// The streams of a device on an IP network, from the first octet until frames travel on them.
+/// The TCP streams of a device on an IP network, from the first byte until MPA has finished and frames are sent.
 ///
-/// A stream has a number like a queue pair's. A queue pair gets the stream whose number it names as its peer's when it
-/// becomes ready to receive. Until MPA has [agreed](Self::agree) on the stream, its octets go to its sink.
+/// A stream has a number like a queue pair's. A queue pair that moves to RTR with this number as its peer's takes the
+/// stream over. Until MPA has [agreed](Self::agree) on the stream, its received bytes go to its sink.
 pub trait StreamPort: Send + Sync + 'static {
-    /// The device's address.
+    /// Returns the device's IP address.
     fn address(&self) -> IpAddr;
 
-    /// The device's preferences for its streams.
+    /// Returns the device's preferences for its streams.
     fn wishes(&self) -> StreamWishes;
 
-    /// Listens for streams at an address of the device; for port 0 a port is assigned. Returns the address.
+    /// Listens for streams at an address of the device; for port 0 it assigns a port. Returns the address.
     ///
     /// # Errors
-    /// The address is in use or none of the device's.
+    /// The address is in use or is not an address of the device.
     fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr>;
 
-    /// Stops listening.
+    /// Stops listening at an address.
     fn unlisten(&self, at: SocketAddr);
 
-    /// Connects a stream, from the port `from` of the device's address, or for 0 from any. The outcome is reported to the sink.
+    /// Connects a stream to `to`, from the port `from` of the device's address; 0 for any port. Returns the number of the
+    /// stream; its sink reports the outcome.
     ///
     /// # Errors
     /// The connection cannot be started, for instance because the port is in use.
     fn connect(&self, from: u16, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn>;
 
-    /// Whether the peer of a stream that was accepted is a process of a user that the device lets in at its address.
+    /// Whether the peer of an accepted stream is a process whose user the device admits at its address.
     fn admits(&self, stream: Qpn) -> bool;
 
-    /// Sends octets on a stream that has not been agreed on yet.
+    /// Sends bytes on a stream that MPA has not agreed on yet.
     fn send(&self, stream: Qpn, octets: &[u8]);
 
-    /// Switches the stream to frames, after sending the octets of `last`. `rest` was received already and is the beginning
-    /// of the peer's frames.
+    /// Sends the bytes of `last` and then switches the stream to frames. `rest` are bytes that were received already and
+    /// are the beginning of the peer's frames.
     fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]);
 
-    /// Whether a queue pair of the device has its stream.
+    /// Whether this queue pair has a stream that is connected.
     fn carries(&self, qp: Qpn) -> bool;
 
-    /// Closes a stream. Its sink is not called any more, unless a queue pair has the stream.
+    /// Closes a stream. Its sink is no longer called, unless a queue pair has the stream.
     fn close(&self, stream: Qpn, how: StreamClose);
 
-    /// The time since some fixed moment.
+    /// Returns the time since a fixed moment, on the clock of [`wake_at`](Self::wake_at).
     fn now(&self) -> Duration;
 
     /// Has [`StreamSink::due`] called at `at`, or shortly after it, unless the stream has ended.
@@ -144,38 +148,39 @@ pub trait StreamPort: Send + Sync + 'static {
 /// A device's preferences for its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamWishes {
-    /// Checksums, in both directions.
+    /// Whether frames shall have a CRC, in both directions.
     pub crc: bool,
-    /// Markers in what it receives.
+    /// Whether the frames that this device receives shall have markers.
     pub markers: bool,
-    /// As the passive side, sends before the peer does where no ready-to-receive indication was agreed on. RFC 5044 section
-    /// 7.1 makes it wait; a peer that itself waits for a frame right after the reply needs this.
+    /// Whether this device, as the passive side, sends before the peer does if no ready-to-receive indication was agreed
+    /// on. RFC 5044 section 7.1 makes it wait; a peer that itself waits for a frame right after the reply needs this.
     pub speaks_first: bool,
 }
 
 /// How this side closes a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamClose {
-    /// In good order, after everything that was sent. Abrupt while requests of its queue pair are outstanding.
+    /// Close in good order, after everything that was sent; abruptly if requests of the stream's queue pair are
+    /// outstanding.
     Graceful,
-    /// Abruptly.
+    /// Close abruptly: data that was not sent yet is lost, and the queue pair that has the stream, if any, fails.
     Abrupt,
 }
 
 /// What the two ends of a stream have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamAgreed {
-    /// Checksums, in both directions.
+    /// Whether frames have a CRC, in both directions.
     pub crc: bool,
-    /// Markers in what this side sends.
+    /// Whether the frames that this side sends have markers.
     pub sends_markers: bool,
-    /// Markers in what it receives.
+    /// Whether the frames that this side receives have markers.
     pub receives_markers: bool,
-    /// The ready-to-receive indication that this side sends first.
+    /// The form of the ready-to-receive indication that this side sends as its first frame; empty if it sends none.
     pub says: ReadyForms,
-    /// Those that the peer may send first.
+    /// The forms of the ready-to-receive indication that the peer may send as its first frame; empty if it sends none.
     pub awaits: ReadyForms,
-    /// This side sends nothing before the peer has.
+    /// Whether this side must send nothing before the peer's first frame has arrived.
     pub is_held: bool,
 }
 
@@ -183,11 +188,11 @@ bitflags::bitflags! {
     /// Forms of the ready-to-receive indication (RFC 6581 section 9.2).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ReadyForms: u8 {
-        /// A send of no octets.
+        /// The indication is a send of zero bytes.
         const SEND = 1;
-        /// An RDMA Write of no octets.
+        /// The indication is an RDMA write of zero bytes.
         const WRITE = 2;
-        /// An RDMA Read of no octets.
+        /// The indication is an RDMA read of zero bytes.
         const READ = 4;
     }
 }
@@ -195,44 +200,44 @@ bitflags::bitflags! {
 /// Why a stream has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// It was closed, by the peer or with its queue pair.
+    /// The stream was closed by the peer, or together with its queue pair.
     Closed,
-    /// There is no listener at the address.
+    /// The peer has no listener at the address.
     Refused,
-    /// The connection was reset.
+    /// The TCP connection was reset.
     Reset,
-    /// The peer does not answer.
+    /// The peer does not answer at the address, or no longer acknowledges data.
     TimedOut,
-    /// The system does not send to the peer, with this error number: there is no route, or a firewall forbids it.
+    /// The operating system does not send to the peer, with this error number: there is no route, or a firewall forbids it.
     Unreachable(i32),
 }
 
-/// Receives the streams that peers connect. Called with no lock held, on a thread that must not block.
+/// Receives the streams that peers connect. Its methods are called with no lock held, on a thread that must not block.
 pub trait StreamListener: Send + Sync + 'static {
-    /// A peer has connected a stream. Returns its sink; `None` refuses it.
+    /// A peer has connected a stream. Returns the sink of the stream; `None` refuses the stream.
     fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>>;
 }
 
-/// Receives what arrives on a stream. Called with no lock held, on a thread that must not block.
+/// Receives the bytes and events of a stream. Its methods are called with no lock held, on a thread that must not block.
 pub trait StreamSink: Send + Sync + 'static {
-    /// The stream is connected.
+    /// Called when the stream is connected.
     fn connected(&self);
 
-    /// Octets have arrived.
+    /// Bytes have arrived, in the order in which the peer sent them.
     fn octets(&self, octets: &[u8]);
 
-    /// Whether the peer has sent its whole request, so that only the local program is awaited: such a stream is not dropped
-    /// in favour of newer ones.
+    /// Whether the peer has sent its whole MPA request, so that only the local program's answer is missing: such a stream
+    /// is not dropped in favour of newer ones.
     fn has_asked(&self) -> bool {
         false
     }
 
-    /// The peer's first frame has arrived.
+    /// Called when the peer's first frame has arrived on the stream.
     fn begun(&self);
 
     /// The stream has ended. No further call follows.
     fn ended(&self, end: StreamEnd);
 
-    /// A time that was asked for with [`StreamPort::wake_at`] has come.
+    /// A time that [`StreamPort::wake_at`] was called with has come.
     fn due(&self);
 }

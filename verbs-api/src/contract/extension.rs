@@ -10,8 +10,8 @@ use crate::service::QpType;
 
 /// A flag or a mode of an extension that a queue pair is created with: see [`QpOptions::with`](crate::QpOptions::with).
 ///
-/// An extension's handle makes it. What the extension's emulation makes of it is between the two: `value` and
-/// [`held`](Self::holding) are passed on as they are.
+/// The extension's handle makes it, and `value` and [`held`](Self::holding) reach the extension's emulation unchanged: only
+/// those two know their meaning.
 #[derive(Clone)]
 pub struct QpExtension {
     extension: &'static str,
@@ -22,20 +22,21 @@ pub struct QpExtension {
     check: fn(&QpShape) -> Result<(), VerbError>,
 }
 
-/// What a queue pair is about to be, as the check of an extension sees it.
+/// The properties of a queue pair that is about to be created, for the check of an extension.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct QpShape {
-    /// Service.
+    /// The service type of the queue pair.
     pub qp_type: QpType,
-    /// Whether its receives come from a shared queue.
+    /// Whether the queue pair takes its receives from a shared receive queue.
     pub has_srq: bool,
-    /// Sizes.
+    /// The sizes of the queues that the program asked for.
     pub cap: QpCap,
 }
 
 impl QpExtension {
-    /// A flag or mode of an extension, which takes `feature`.
+    /// Creates a flag or mode of an extension. The device must have been granted `feature`; only the extension knows what
+    /// `value` means.
     pub fn new(extension: &'static str, feature: &FeatureInfo, value: u64) -> Self {
         Self {
             extension,
@@ -47,21 +48,21 @@ impl QpExtension {
         }
     }
 
-    /// Hands these objects over to the emulation; the queue pair keeps them.
+    /// Adds objects that the extension's emulation needs; the queue pair keeps them alive.
     #[must_use]
     pub fn holding(mut self, objects: Held) -> Self {
         self.held = Some(objects);
         self
     }
 
-    /// Makes the queue pair one of this variant.
+    /// Makes the queue pair one of this variant of its service.
     #[must_use]
     pub fn variant(mut self, variant: &'static QpVariant) -> Self {
         self.variant = Some(variant);
         self
     }
 
-    /// Refuses queue pairs that it does not go with.
+    /// Adds a check that refuses queue pairs with which the flag or mode cannot be combined.
     #[must_use]
     pub fn check(mut self, check: fn(&QpShape) -> Result<(), VerbError>) -> Self {
         self.check = check;
@@ -73,22 +74,22 @@ impl QpExtension {
         self.extension
     }
 
-    /// The feature that it takes.
+    /// Returns the feature that must have been granted.
     pub fn feature(&self) -> &FeatureInfo {
         &self.feature
     }
 
-    /// What it says.
+    /// Returns the value that the extension passes to its emulation.
     pub fn value(&self) -> u64 {
         self.value
     }
 
-    /// What it hands over.
+    /// Returns the objects that the extension passes to its emulation.
     pub fn held(&self) -> Option<&Held> {
         self.held.as_ref()
     }
 
-    /// The variant that it makes of the queue pair.
+    /// Returns the variant that the queue pair becomes; `None` for an ordinary one.
     pub fn qp_variant(&self) -> Option<&'static QpVariant> {
         self.variant
     }
@@ -111,7 +112,8 @@ impl fmt::Debug for QpExtension {
 /// A mode of an extension that a shared receive queue is created with: see
 /// [`Pd::create_srq_of`](crate::Pd::create_srq_of).
 ///
-/// An extension's handle makes it. What is [held](Self::held) is between the extension and its implementation.
+/// The extension's handle makes it. Only the extension and its implementation know the meaning of the [held](Self::held)
+/// objects.
 #[derive(Clone)]
 pub struct SrqExtension {
     extension: &'static str,
@@ -120,7 +122,7 @@ pub struct SrqExtension {
 }
 
 impl SrqExtension {
-    /// A mode of an extension, which takes `feature`. The provider is handed `held`.
+    /// Creates a mode of an extension. The device must have been granted `feature`; the provider receives `held`.
     pub fn new(extension: &'static str, feature: &FeatureInfo, held: Held) -> Self {
         Self {
             extension,
@@ -134,12 +136,12 @@ impl SrqExtension {
         self.extension
     }
 
-    /// The feature that it takes.
+    /// Returns the feature that must have been granted.
     pub fn feature(&self) -> &FeatureInfo {
         &self.feature
     }
 
-    /// What it hands over.
+    /// Returns the objects that the extension passes to the provider.
     pub fn held(&self) -> &Held {
         &self.held
     }

@@ -1,4 +1,4 @@
-//! What a device implements, object by object: see [`provider`](crate::provider), where vendors find it.
+//! The traits that a provider implements, object by object: see [`provider`](crate::provider), where vendors find them.
 
 pub mod backend;
 pub mod carrier;
@@ -30,12 +30,12 @@ use crate::service::QpType;
 use crate::wc::{Completion, Notify};
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
 
-/// A device that can be opened.
+/// The provider's part of a device that can be opened.
 pub trait DeviceOps: AsAny {
-    /// What the device tells about itself, now.
+    /// Returns the present attributes of the device.
     fn attributes(&self) -> DeviceAttributes;
 
-    /// Opens the device for what is granted. Events go to `events`.
+    /// Opens the device with these features granted. Asynchronous events go to `events`.
     ///
     /// # Errors
     /// The device is gone or out of resources.
@@ -45,19 +45,19 @@ pub trait DeviceOps: AsAny {
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError>;
 
-    /// Names and values of the device's own counters.
+    /// Returns names and values of the device's own counters.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 
-    /// How connections are made; `None` where the device supports none, and connecting is refused.
+    /// Returns how connections are made; `None` where the device supports none, and connecting is refused.
     fn carrier(&self) -> Option<Carrier> {
         None
     }
 
-    /// Whether the device does nothing more until a program asks it for something: no message and no timeout is pending. A
-    /// device that does not know answers `false`: the conformance probes then wait fifty milliseconds where they check that
-    /// something does not happen.
+    /// Whether the device has no message and no timeout pending, so that it does nothing until a program posts a request or
+    /// starts a verb. A device that does not know answers `false`: the conformance probes then wait fifty milliseconds
+    /// where they check that something does not happen.
     fn is_idle(&self) -> bool {
         false
     }
@@ -65,19 +65,19 @@ pub trait DeviceOps: AsAny {
 
 /// Receives a provider's asynchronous events. Called with no lock held.
 pub trait EventSink: Send + Sync + 'static {
-    /// An event has occurred.
+    /// Called when an asynchronous event has occurred; `subject` is the object, port or device that it concerns.
     fn event(&self, event: EventType, subject: EventSubject);
 }
 
 /// Notified by a provider when an armed completion queue has a completion. Called with no lock held.
 pub trait CompletionSink: Send + Sync + 'static {
-    /// The armed queue that this sink belongs to has a completion.
+    /// Called when the armed completion queue that this sink belongs to has a completion.
     fn notify(&self);
 }
 
-/// An open device.
+/// The provider's part of an open device.
 pub trait ContextOps: AsAny {
-    /// What a port tells about itself, now.
+    /// Queries the present attributes of a port.
     ///
     /// # Errors
     /// There is no such port, or the device was removed.
@@ -91,15 +91,15 @@ pub trait ContextOps: AsAny {
         reply.unsupported("create_cq");
     }
 
-    /// Closes the context. Everything made from it is gone already.
+    /// Closes the context. Everything that was made from it has been destroyed before.
     fn close(&self) {}
 }
 
-/// What a completion queue is made of.
+/// The arguments with which a provider makes a completion queue.
 pub struct CqInit {
-    /// Its identity in events.
+    /// The queue's identity, which events about it name.
     pub id: ObjectId,
-    /// Entries, at least.
+    /// The least number of completions that the queue must have room for.
     pub cqe: u32,
     /// Which of the device's completion vectors delivers its notifications, below
     /// [`num_comp_vectors`](crate::capability::Limits::num_comp_vectors).
@@ -108,217 +108,225 @@ pub struct CqInit {
     pub sink: Arc<dyn CompletionSink>,
 }
 
-/// A completion queue.
+/// The provider's part of a completion queue.
 pub trait CqOps: AsAny {
-    /// Entries that it holds.
+    /// Returns how many entries the queue has room for.
     fn cqe(&self) -> u32;
 
-    /// Fills `completions` from the front; returns how many.
+    /// Fills `completions` from the front with completions of the queue; returns how many it filled.
     ///
     /// # Errors
     /// The queue overran.
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError>;
 
-    /// Arms the queue for one notification. Returns whether completions are present already.
+    /// Arms the queue for one notification. Returns whether completions are present already, for which no notification may
+    /// come.
     ///
     /// # Errors
     /// The device refused: no notification will come.
     fn arm(&self, notify: Notify) -> Result<bool, VerbError>;
 
-    /// The queue's own descriptor, readable from a notification until [`drain`](Self::drain). The sink is notified all the
-    /// same. Where this is `None`, the safe layer makes a descriptor when a program asks for one.
+    /// Returns the provider's own descriptor for the queue's notifications, which is readable from a notification until
+    /// [`drain`](Self::drain). The sink is notified as well. If this is `None`, the safe layer makes a descriptor when a
+    /// program asks for one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Reads the notifications from the descriptor, before the queue is armed again. Never blocks.
+    /// Reads all notifications from the descriptor of [`fd`](Self::fd), before the queue is armed again. Never blocks.
     fn drain(&self) {}
 
-    /// Changes the number of entries.
+    /// Changes the queue's capacity to at least this many entries. Replies with the new capacity.
     fn resize(&self, _cqe: u32, reply: Reply<u32>) {
         reply.unsupported("resize_cq");
     }
 
-    /// Destroys it.
+    /// Destroys the completion queue.
     fn destroy(&self, reply: Reply<()>);
 }
 
-/// What a memory region is made of.
+/// The arguments with which a provider makes a memory region.
 #[derive(Clone, Debug)]
 pub struct MrInit {
-    /// Its identity in events and in answers that name holders.
+    /// The region's identity, which events about it name, and errors that list the users of an object.
     pub id: ObjectId,
-    /// The memory.
+    /// The memory of the region.
     pub memory: RegionMemory,
-    /// The address of the first byte as requests name it.
+    /// The address by which requests name the first byte of the region.
     pub iova: u64,
-    /// Rights, checked to be legal together.
+    /// The access rights, which the safe layer has checked to be legal together.
     pub access: Access,
-    /// Only requests that handed buffers over may name it.
+    /// Whether the region holds the buffers of a buffer pool: only requests that own such a buffer may name it.
     ///
-    /// A program holds its buffers as exclusive slices. A device that cannot tell such a region from others gives it a local
-    /// key that no other region of the context has ever had: a program may still have entries with keys that are gone.
+    /// The program accesses buffers that are not posted as exclusive slices. A device that cannot distinguish such a region
+    /// from others gives it a local key that no other region of the context has ever had: a program may still have entries
+    /// with keys that are gone.
     pub private: bool,
 }
 
-/// Changes of a memory region; what is `None` stays as it is.
+/// Changes of a memory region (`ibv_rereg_mr`); a field that is `None` is not changed.
 #[derive(Clone)]
 pub struct MrChange {
-    /// Memory and the address of its first byte.
+    /// The new memory, and the address by which requests name its first byte.
     pub translation: Option<(RegionMemory, u64)>,
-    /// Whether the keys stay as they are with other memory, if the device can do that.
+    /// Whether the keys shall stay the same although the memory changes, if the device can do that.
     pub keeps_keys: bool,
-    /// Protection domain.
+    /// The region's new protection domain.
     pub pd: Option<Arc<dyn PdOps>>,
-    /// Rights.
+    /// The region's new access rights.
     pub access: Option<Access>,
 }
 
-/// What a queue pair is made of.
+/// The arguments with which a provider makes a queue pair.
 #[derive(Clone)]
 pub struct QpInit {
-    /// Its identity in events.
+    /// The queue pair's identity, which events about it name.
     pub id: ObjectId,
-    /// Service.
+    /// The service type of the queue pair.
     pub qp_type: QpType,
-    /// Where sends complete.
+    /// The completion queue for the requests of the send queue.
     pub send_cq: Arc<dyn CqOps>,
-    /// Where receives complete.
+    /// The completion queue for the receives.
     pub recv_cq: Arc<dyn CqOps>,
-    /// Where receives come from, if not from a queue of its own.
+    /// The shared receive queue that receives come from; `None` if the queue pair has a receive queue of its own.
     pub srq: Option<Arc<dyn SrqOps>>,
-    /// Sizes, at least.
+    /// The least sizes of the queue pair's queues.
     pub cap: QpCap,
-    /// How many of `cap.max_send_wr` only requests with [`SendFlags::RESERVED`](crate::wr::SendFlags::RESERVED) may take.
+    /// How many of the `cap.max_send_wr` send queue entries only requests with
+    /// [`SendFlags::RESERVED`](crate::wr::SendFlags::RESERVED) may take.
     pub reserved_wr: u32,
-    /// Every request completes with a completion.
+    /// Whether every request is signaled, even without the flag.
     pub sq_sig_all: bool,
-    /// Operations that it will do, checked against the grant.
+    /// The operations that the queue pair must be able to execute, checked against the features granted.
     pub operations: crate::service::Operations,
-    /// Flags and modes of extensions, checked against the grant: a provider honours each or refuses.
+    /// Flags and modes of extensions, checked against the features granted: a provider honours each or refuses to make the
+    /// queue pair.
     pub extensions: Vec<QpExtension>,
 }
 
-/// What a shared receive queue is made of.
+/// The arguments with which a provider makes a shared receive queue.
 #[derive(Clone)]
 pub struct SrqInit {
-    /// Its identity in events.
+    /// The queue's identity, which events about it name.
     pub id: ObjectId,
-    /// Requests, at least.
+    /// The least number of receives that can be posted at one time.
     pub max_wr: u32,
-    /// Entries of a request.
+    /// The least number of scatter/gather entries that a receive can have.
     pub max_sge: u32,
-    /// Limit event, 0 for none.
+    /// The limit event is raised when fewer receives than this are left; 0 for no event.
     pub srq_limit: u32,
-    /// What an extension makes of it, checked against the grant, and where its receives complete: a provider honours it or
-    /// refuses. Without one they complete where the receives of its queue pairs do.
+    /// The mode of an extension, checked against the features granted, and the completion queue for the receives of this
+    /// queue; a provider honours it or refuses to make the queue. If `None`, a receive completes on the receive CQ of the
+    /// queue pair that took it.
     pub extension: Option<(SrqExtension, Arc<dyn CqOps>)>,
 }
 
-/// A protection domain.
+/// The provider's part of a protection domain.
 pub trait PdOps: AsAny {
-    /// Registers memory.
+    /// Registers memory in this domain.
     fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>);
 
-    /// Allocates a key without memory, for `max_num_sg` pages, blocks or elements.
+    /// Allocates a key without memory (`ibv_alloc_mr`), for fast-registers of up to `max_num_sg` pages, blocks or elements.
     fn alloc_mr(&self, _id: ObjectId, _max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
         reply.unsupported("alloc_mr");
     }
 
-    /// Makes a window.
+    /// Makes a memory window in this domain.
     fn alloc_mw(&self, _id: ObjectId, _mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
         reply.unsupported("alloc_mw");
     }
 
-    /// Makes a shared receive queue.
+    /// Makes a shared receive queue in this domain.
     fn create_srq(&self, _init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
         reply.unsupported("create_srq");
     }
 
-    /// Makes a queue pair.
+    /// Makes a queue pair in this domain.
     fn create_qp(&self, init: QpInit, reply: Reply<Arc<dyn QpOps>>);
 
-    /// Makes an address handle.
+    /// Makes an address handle in this domain.
     fn create_ah(&self, _path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
         reply.unsupported("create_ah");
     }
 
-    /// Deallocates the domain.
+    /// Deallocates this protection domain.
     fn dealloc(&self, reply: Reply<()>);
 }
 
-/// A memory region, or a key that can be given one.
+/// The provider's part of a memory region, or of an allocated key, to which a fast-register gives memory.
 pub trait MrOps: AsAny {
-    /// Local key, with the key byte as of the last registration that the provider has carried out.
+    /// Returns the local key. Of an allocated key, the low byte is that of the last fast-register that the provider has
+    /// executed.
     fn lkey(&self) -> LKey;
 
-    /// Remote key; 0 where no remote access was granted.
+    /// Returns the remote key; 0 where no remote access was granted.
     fn rkey(&self) -> RKey;
 
-    /// Changes memory, domain or rights, and answers when no access to memory that was replaced is in progress any more. A
-    /// failure named `InvalidArgument`, `Busy` or `Unsupported` leaves the region as it was. Bound windows are as for
+    /// Changes memory, domain or rights. Replies when no access to replaced memory is in progress. If it fails with
+    /// `InvalidArgument`, `Busy` or `Unsupported`, the region is unchanged. Bound windows are treated as by
     /// [`dereg`](Self::dereg).
     fn rereg(&self, _change: MrChange, reply: Reply<()>) {
         reply.unsupported("rereg_mr");
     }
 
-    /// Revokes the keys at once, and answers when no access is in progress any more, which a removal of the device does
-    /// not shorten.
+    /// Revokes the keys at once. Replies when no access to the memory is in progress; a removal of the device does not
+    /// shorten this.
     ///
-    /// While windows are bound to it, a device that knows of them answers `Busy`, with the holders that it can name or
-    /// none, and changes nothing. A device that cannot know deregisters the region; those windows then open nothing. The
-    /// safe layer counts no bound windows: once this has succeeded it may free the memory.
+    /// If windows are bound to the region, a device that knows of them replies with `Busy`, which lists the windows that it
+    /// can name, and changes nothing. A device that does not know of them deregisters the region; those windows then grant
+    /// no access. The safe layer counts no bound windows: once this has succeeded it may free the memory.
     fn dereg(&self, reply: Reply<()>);
 }
 
-/// A memory window.
+/// The provider's part of a memory window.
 pub trait MwOps: AsAny {
-    /// Its key now. A window of type 1 that was never bound has one that opens nothing.
+    /// Returns the window's present key. The key of a type 1 window that was never bound grants no access.
     fn rkey(&self) -> RKey;
 
     /// Deallocates the window, unbinding it if it is bound.
     fn dealloc(&self, reply: Reply<()>);
 }
 
-/// A shared receive queue.
+/// The provider's part of a shared receive queue.
 pub trait SrqOps: AsAny {
-    /// Posts receives in order.
+    /// Posts receives in order, until one is refused.
     ///
     /// # Errors
     /// How many were posted, and why the next was not.
     fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)>;
 
-    /// Sets the limit event, 0 for none; or the size.
+    /// Sets the limit for the limit event (0 for no event), or the number of receives that the queue can hold; `None`
+    /// leaves it as it is.
     fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>);
 
-    /// Entries of a request: at least what was asked for.
+    /// Returns how many scatter/gather entries a receive can have: at least as many as were asked for.
     fn max_sge(&self) -> u32;
 
-    /// The number by which requests of peers name it, where an extension gives it one.
+    /// Returns the number by which requests of peers name the queue (XRC); `None` where no extension gives it one.
     fn srq_num(&self) -> Option<u32> {
         None
     }
 
-    /// Size, and the armed limit (0 for none).
+    /// Returns the number of receives that the queue can hold, and the armed limit of the limit event (0 for none).
     ///
     /// # Errors
     /// The device refused, or is gone.
     fn query(&self) -> Result<(u32, u32), VerbError>;
 
-    /// Receives that are posted and not taken; `None` where the device does not count them.
+    /// Returns how many receives are posted and not taken by a message; `None` where the device does not count them.
     fn posted(&self) -> Option<u32> {
         None
     }
 
-    /// Destroys it.
+    /// Destroys the shared receive queue.
     fn destroy(&self, reply: Reply<()>);
 }
 
-/// The data path of a queue pair.
+/// The data path of a provider's queue pair: posting requests.
 pub trait PostOps: Send + Sync {
-    /// Posts send requests in order, with one doorbell. Arguments have been checked against the rules of the queue
-    /// pair; state, room and keys have not. The window and the region of a [bind](BindWindow::mw) are of this context and
-    /// were not destroyed when that was checked; whether they are of the queue pair's domain was not.
+    /// Posts send requests in order, with one doorbell. The caller has checked the arguments against the rules of the queue
+    /// pair, but not its state, the room in its queue, or the keys. It has also checked that the window and region of a
+    /// [bind](BindWindow::mw) are of this context and not destroyed, but not that they are of the queue pair's domain.
     ///
     /// # Errors
     /// How many were posted, and why the next was not.
@@ -340,14 +348,15 @@ pub trait PostOps: Send + Sync {
         }
     }
 
-    /// Posts receives in order.
+    /// Posts receives in order, until one is refused.
     ///
     /// # Errors
     /// How many were posted, and why the next was not.
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)>;
 }
 
-/// Modifies a queue pair with each of these, until one fails.
+/// Modifies a queue pair with each of these attributes in turn, until one modification fails. Replies when the last has
+/// ended.
 pub fn modify_in_turn<T: QpOps + ?Sized>(qp: Arc<T>, steps: [QpAttributes; 3], reply: Reply<()>) {
     next_step(qp, steps.into_iter(), reply);
 }
@@ -368,57 +377,57 @@ fn next_step<T: QpOps + ?Sized>(
     qp.modify(step, then);
 }
 
-/// A queue pair.
+/// The provider's part of a queue pair.
 pub trait QpOps: AsAny {
-    /// The data path: fetched once, then used for every request. It may be a part of the provider's object that is stored
-    /// apart from the rest.
+    /// Returns the data path, which the safe layer fetches once and then uses for every request. It may be stored apart
+    /// from the rest of the provider's object.
     fn poster(&self) -> &(dyn PostOps + 'static);
 
-    /// Whether requests are accepted from now on. While closed, every post fails with [`PostReason::InvalidHandle`] and
-    /// consumes nothing, including the posts of other threads that begin after this has returned. Queue pairs are made open.
-    /// Called before [`destroy`](Self::destroy), again if that was refused, and at the removal of the device.
+    /// Opens or closes the queue pair for posting. While it is closed, every post fails with [`PostReason::InvalidHandle`]
+    /// and consumes nothing; this includes posts of other threads that begin after this has returned. New queue pairs are
+    /// open. The safe layer closes one before [`destroy`](Self::destroy) and at the removal of the device, and opens it
+    /// again if the destroy was refused.
     fn admit(&self, open: bool);
 
-    /// Its number.
+    /// Returns the queue pair number.
     fn qp_num(&self) -> Qpn;
 
-    /// The PSN that it begins to send with where the program names none: one that peers cannot guess.
+    /// Returns the first PSN that the queue pair sends with if the program sets none: one that peers cannot guess.
     fn starting_psn(&self) -> Psn {
         Psn::new(random() as u32)
     }
 
-    /// Sizes: at least what was asked for.
+    /// Returns the actual sizes of the queues: at least as large as asked for.
     fn cap(&self) -> QpCap;
 
-    /// Changes attributes and state: [`check_modify`](crate::qp::check_modify) under the provider's lock.
+    /// Changes attributes and state. The provider calls [`check_modify`](crate::qp::check_modify) under its own lock.
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>);
 
-    /// Connects to a peer that connects to this one in turn: from RESET to ready to send. `steps` are what it is modified
-    /// with, one after the other, which is what this does by default; a device whose queue pairs are not brought up so
-    /// takes from them what it needs.
+    /// Connects the queue pair, from RESET to RTS, with a peer that connects to it in turn. By default it is modified with
+    /// each of `steps`; a device that does not bring queue pairs up in steps takes from them the attributes that it needs.
     ///
-    /// The answer is that of the first step that failed; the queue pair stays in the state that it had reached.
+    /// Replies with the error of the first step that failed; the queue pair stays in the state that it had reached.
     fn connect(self: Arc<Self>, peer: &QpEndpoint, steps: [QpAttributes; 3], reply: Reply<()>) {
         let _ = peer;
         modify_in_turn(self, steps, reply);
     }
 
-    /// See [`Qp::keep_receives`](crate::Qp::keep_receives). By default nothing, for devices that keep them anyway.
+    /// See [`Qp::keep_receives`](crate::Qp::keep_receives). Does nothing by default, for devices that always keep receives.
     fn keep_receives(&self) {}
 
-    /// State, attributes and sizes.
+    /// Queries state, attributes and sizes of the queue pair.
     ///
     /// # Errors
     /// The device refused, or is gone.
     fn query(&self) -> Result<QpStatus, VerbError>;
 
-    /// Its counters.
+    /// Returns the queue pair's counters, such as of packets that were retransmitted.
     fn counters(&self) -> QpCounters {
         QpCounters::default()
     }
 
-    /// Binds a window of type 1 through this queue pair's send queue: completes with a completion where signaled. Answers
-    /// the key that the device gives it, which may be another than [`BindWindow::key`].
+    /// Posts the bind of a type 1 window to this queue pair's send queue. Returns the window's new key, which the device
+    /// chooses and which may differ from [`BindWindow::key`].
     ///
     /// # Errors
     /// As for a posted request.
@@ -428,16 +437,16 @@ pub trait QpOps: AsAny {
         })
     }
 
-    /// Joins a multicast group.
+    /// Attaches the queue pair to a multicast group.
     fn attach_multicast(&self, _group: Gid, reply: Reply<()>) {
         reply.unsupported("attach_mcast");
     }
 
-    /// Leaves a multicast group.
+    /// Detaches the queue pair from a multicast group.
     fn detach_multicast(&self, _group: Gid, reply: Reply<()>) {
         reply.unsupported("detach_mcast");
     }
 
-    /// Destroys it.
+    /// Destroys the queue pair.
     fn destroy(&self, reply: Reply<()>);
 }

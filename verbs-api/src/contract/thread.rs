@@ -1,4 +1,4 @@
-//! Threads of our own, in a program that knows nothing of them.
+//! Threads of this library and of providers, in a program that does not know of them.
 
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,9 +16,10 @@ const FAULTS: [Signal; 4] = [
     Signal::SIGFPE,
 ];
 
-/// Starts a thread of a provider or a library, which takes no signals. One that is sent to the process is for the program's threads,
-/// which may have blocked it to fetch it by `sigwait` or a signalfd: a thread that has it unblocked would take it away. Signals
-/// of faults it takes: they are of the thread that faults, and where it has them blocked they end the process.
+/// Starts a thread of a provider or a library with all signals blocked except those of faults (such as SIGSEGV). A signal
+/// to the process is then delivered to a thread of the program; the program may have blocked it there to fetch it by
+/// `sigwait` or a signalfd. A fault is always delivered to the thread that causes it, and would end the process if it were
+/// blocked.
 ///
 /// # Errors
 /// No thread could be started.
@@ -38,7 +39,7 @@ pub fn start_thread<T: Send + 'static>(
     started
 }
 
-/// Threads of [`start_thread`] that have not ended.
+/// Counts the threads that [`start_thread`] has started and that have not ended.
 #[derive(Default)]
 struct Threads {
     running: Mutex<usize>,
@@ -51,7 +52,7 @@ impl Threads {
     }
 }
 
-/// A child of a fork has none of its parent's.
+/// Each process has its own count, because a forked child has none of its parent's threads.
 static THREADS: PerProcess<Threads> = PerProcess::new(Threads::default);
 
 struct Running(());
@@ -70,9 +71,9 @@ impl Drop for Running {
     }
 }
 
-/// Waits until no thread of [`start_thread`] is left in this process, and what they held is given up: for `most` at most. Returns
-/// whether none is left. A library waits so after it has closed its last device: a thread that is still about to close its
-/// descriptors could otherwise close files that the program opens under the same numbers.
+/// Waits, for `most` at most, until all threads that [`start_thread`] has started in this process have ended. Returns
+/// whether all have. A library does this after it has closed its last device: a thread that closes its descriptors later
+/// could close files that the program has meanwhile opened under the same numbers.
 pub fn wait_for_threads(most: Duration) -> bool {
     let running = THREADS.running();
     let waited = (THREADS.ended).wait_timeout_while(running, most, |running| *running > 0);

@@ -15,12 +15,12 @@ thread_local! {
         const { RefCell::new(ManuallyDrop::new(VecDeque::new())) };
 }
 
-/// Whether this thread is running a handler. Waiting in one could block the very thing that is waited for.
+/// Whether this thread is running a handler, in which it must not wait: what it waits for may need this thread.
 pub fn in_handler() -> bool {
     IN_HANDLER.get()
 }
 
-/// Runs `f` as a handler runs: [`Started::wait`](super::Started::wait) inside it fails with `WouldDeadlock`.
+/// Runs `f` as if it were a handler: [`Started::wait`](super::Started::wait) inside it fails with `WouldDeadlock`.
 ///
 /// For providers and extensions that call into a program on their own. Handlers that become due
 /// inside run after `f`, one after the other, before this returns.
@@ -38,8 +38,8 @@ pub fn handler_scope<R>(f: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Runs a handler now, or after the one that this thread runs at present: the stack stays flat
-/// however many further handlers one handler causes. Call it with no lock held.
+/// Runs a handler now or, if this thread is running one already, after that one: the stack does not grow however many
+/// further handlers one handler causes. Call it with no lock held.
 pub fn run_handler(f: impl FnOnce() + 'static) {
     if in_handler() {
         QUEUED.with_borrow_mut(|queue| queue.push_back(Box::new(f)));

@@ -63,20 +63,20 @@ enum State<T, E> {
 }
 
 impl<T, E> Started<T, E> {
-    /// A verb that has ended already.
+    /// Creates a verb that has ended with `result` already.
     pub const fn ready(result: Result<T, E>) -> Self {
         Self {
             inner: Inner::Ready(Some(result)),
         }
     }
 
-    /// A verb that ends when the [`Completer`] says so.
+    /// Creates a verb that ends when the [`Completer`] reports its outcome.
     pub fn pending() -> (Self, Completer<T, E>) {
         Self::pending_with(None)
     }
 
-    /// The same; a result that is not taken goes to `unclaimed`, on the thread that ends the verb or drops this value, with no
-    /// lock of this module held.
+    /// Creates a verb like [`pending`](Self::pending), except that a result which is never taken goes to `unclaimed`. That
+    /// runs on the thread that ends the verb or drops this value, with no lock of this module held.
     pub fn pending_or(
         unclaimed: impl Fn(Result<T, E>) + Send + Sync + 'static,
     ) -> (Self, Completer<T, E>) {
@@ -101,7 +101,7 @@ impl<T, E> Started<T, E> {
         )
     }
 
-    /// Whether the verb has ended.
+    /// Whether the verb has ended, successfully or not.
     pub fn is_done(&self) -> bool {
         match &self.inner {
             Inner::Ready(_) => true,
@@ -109,8 +109,8 @@ impl<T, E> Started<T, E> {
         }
     }
 
-    /// Calls `handler` with the outcome: at once if the verb has ended, else on the thread
-    /// that ends it, with no lock held. In it, every verb may be started and none waited for.
+    /// Calls `handler` with the outcome: at once if the verb has ended, else on the thread that ends it, with no lock held.
+    /// The handler may start every verb, but wait for none.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -147,10 +147,10 @@ impl<T, E> Started<T, E> {
 }
 
 impl<T, E: From<VerbError>> Started<T, E> {
-    /// Waits in this thread until the verb has ended.
+    /// Blocks this thread until the verb has ended, and returns its result.
     ///
     /// # Errors
-    /// Those of the verb; [`VerbError::WouldDeadlock`] in a handler, always: the verb goes on.
+    /// The error of the verb. In a handler always [`VerbError::WouldDeadlock`]; the verb proceeds nevertheless.
     pub fn wait(mut self) -> Result<T, E> {
         if !in_handler() && !self.is_done() {
             help::help_until(&|| self.is_done());
@@ -162,7 +162,8 @@ impl<T, E: From<VerbError>> Started<T, E> {
         }
     }
 
-    /// The same for `time` at most; `None` where the verb has not ended by then. It goes on, and may be waited for again.
+    /// Blocks this thread like [`wait`](Self::wait), but for `time` at most; `None` if the verb has not ended by then. The
+    /// verb proceeds, and can be waited for again.
     ///
     /// ```
     /// use std::time::Duration;
@@ -175,7 +176,7 @@ impl<T, E: From<VerbError>> Started<T, E> {
     /// ```
     ///
     /// # Errors
-    /// As for [`wait`](Self::wait); [`VerbError::InvalidArgument`] where the outcome was handed out before.
+    /// As for [`wait`](Self::wait); [`VerbError::InvalidArgument`] if the outcome was returned before.
     pub fn wait_for(&mut self, time: Duration) -> Result<Option<T>, E> {
         if in_handler() {
             return Err(VerbError::WouldDeadlock.into());
@@ -232,7 +233,7 @@ impl<T, E> Future for Started<T, E> {
     type Output = Result<T, E>;
 
     /// # Panics
-    /// Polled again after it was ready.
+    /// The future is polled again after it has returned its result.
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let result = match &mut self.inner {
             Inner::Ready(result) => result.take(),
@@ -281,18 +282,19 @@ impl<T, E> fmt::Debug for Started<T, E> {
     }
 }
 
-/// The end of a started verb that reports its outcome. The first outcome counts, later ones are dropped.
+/// The counterpart of a [`Started`] verb: the provider reports the verb's outcome with it. Only the first outcome counts,
+/// later ones are dropped.
 pub struct Completer<T, E = VerbError> {
     shared: Arc<Shared<T, E>>,
 }
 
 impl<T, E> Completer<T, E> {
-    /// Whether the outcome is still awaited and has not been reported yet.
+    /// Whether a [`Started`] still waits for the outcome, and none has been reported yet.
     pub fn is_wanted(&self) -> bool {
         matches!(*self.shared.lock(), State::Pending { .. })
     }
 
-    /// Reports the outcome, and runs the handler if there is one. Call it with no lock held.
+    /// Reports the outcome of the verb, and runs the handler if there is one. Call it with no lock held.
     ///
     /// Returns whether this was the first outcome.
     pub fn complete(&self, result: Result<T, E>) -> bool

@@ -4,29 +4,29 @@ use crate::error::VerbError;
 
 type Answer<T> = Box<dyn FnOnce(Result<T, VerbError>) + Send>;
 
-/// The reply that a provider owes for a control verb.
+/// The obligation of a provider to report the outcome of a control verb.
 ///
-/// Dropped without one, it replies with [`VerbError::Canceled`].
+/// If it is dropped without a reply, the outcome is [`VerbError::Canceled`].
 pub struct Reply<T: 'static> {
     answer: Option<Answer<T>>,
 }
 
 impl<T> Reply<T> {
-    /// `answer` is called exactly once.
+    /// Creates a reply that calls `answer` with the outcome, exactly once.
     pub fn new(answer: impl FnOnce(Result<T, VerbError>) + Send + 'static) -> Self {
         Self {
             answer: Some(Box::new(answer)),
         }
     }
 
-    /// Replies.
+    /// Reports the outcome of the verb.
     pub fn send(mut self, result: Result<T, VerbError>) {
         if let Some(answer) = self.answer.take() {
             answer(result);
         }
     }
 
-    /// Replies that the device does not support the verb.
+    /// Reports that the device does not support the verb of this name.
     pub fn unsupported(self, verb: &'static str) {
         self.send(Err(VerbError::UnsupportedVerb(verb)));
     }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::in_handler;
 use crate::error::VerbError;
 
-/// A thread that waits. It is not parked by the standard library, which has no handle for a thread that is ending.
+/// A thread that sleeps until a waker wakes it. It does not use the standard library's `park`, which fails in a thread that
+/// is ending.
 #[derive(Default)]
 struct Sleeper {
     is_woken: Mutex<bool>,
@@ -17,7 +18,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Sleeps until it is woken, or for so long.
+    /// Sleeps until a waker wakes this thread, but for `time` at most if it is given.
     fn sleep(&self, time: Option<Duration>) {
         let locked = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
         let asleep = |is_woken: &mut bool| !*is_woken;
@@ -39,14 +40,14 @@ impl Wake for Sleeper {
     }
 }
 
-/// Drives `future` in this thread; in a handler it fails with `WouldDeadlock` instead.
+/// Polls `future` on this thread until it is ready. In a handler it returns `WouldDeadlock` at once instead.
 pub(crate) fn block_on<T, E: From<VerbError>>(
     future: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
     block_until(future, None).map(|result| result.expect("there is no time limit"))
 }
 
-/// The same for at most `time`; `None` after that. The future is polled at least once.
+/// Polls `future` like [`block_on`], but for `time` at most; returns `None` after that. The future is polled at least once.
 pub(crate) fn block_on_for<T, E: From<VerbError>>(
     future: impl Future<Output = Result<T, E>>,
     time: Duration,
@@ -78,7 +79,8 @@ fn block_until<T, E: From<VerbError>>(
     }
 }
 
-/// Tasks that wait for the same event. All are woken, because a single one might have been dropped.
+/// The wakers of tasks that wait for the same event. All are woken, because a task that alone was woken might have been
+/// dropped.
 #[derive(Default)]
 pub(crate) struct Waiters {
     wakers: Mutex<Vec<Waker>>,

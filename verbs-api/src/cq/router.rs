@@ -21,12 +21,12 @@ use crate::ids::Qpn;
 use crate::object_id::ObjectId;
 use crate::wc::{Completion, Notify};
 
-/// Completions that are polled from the provider at a time.
+/// How many completions are polled from the provider's queue in one call.
 const BATCH: usize = 16;
 
-/// Identifies a submitted request: the `wr_id` that the provider sees.
+/// Identifies a submitted request: the `wr_id` that the provider sees in place of the program's.
 ///
-/// The top bit, how often the slot was used before (31 bits), and the slot (32 bits).
+/// Bit 63 is set, bits 32 to 62 count how often the slot was used before, and bits 0 to 31 are the slot's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
@@ -84,7 +84,7 @@ struct Slot {
     state: State,
 }
 
-/// The completions of one queue pair, for its stream.
+/// The completions of one queue pair that its stream has not returned yet.
 struct Inbox {
     owner: ObjectId,
     queue: VecDeque<Completion>,
@@ -96,21 +96,21 @@ struct Inbox {
 enum State {
     Free,
     Waiting(Option<Waker>),
-    // Its future was dropped: the completion will be discarded.
+    // Which waiter gets a completion.
     Abandoned,
     Done(Completion),
     // No completion will come.
     Ended,
 }
 
-/// Where a completion goes.
+/// Which waiter a completion goes to.
 enum Route {
     Future(Option<Waker>),
     Nobody,
     Program,
 }
 
-/// What is left to do once the table is unlocked.
+/// The wakers to call, and whether to notify the program, after the table has been unlocked.
 #[derive(Default)]
 struct Wakes {
     wakers: [Option<Waker>; BATCH],
@@ -137,7 +137,7 @@ impl Router {
         }
     }
 
-    /// A slot for a request of `owner`.
+    /// Takes a free slot for a request of the queue pair `owner`; `wr_id` is the program's own identifier of the request.
     pub(crate) fn open(&self, owner: ObjectId, wr_id: u64) -> Ticket {
         let mut table = self.lock();
         table.outstanding += 1;
@@ -156,7 +156,7 @@ impl Router {
         Ticket::new(index, slot.generation)
     }
 
-    /// The request was not posted.
+    /// Frees the slot of a request that the provider refused to post.
     pub(crate) fn withdraw(&self, ticket: Ticket) {
         let mut table = self.lock();
         // Otherwise it has ended with its queue pair.
@@ -165,7 +165,7 @@ impl Router {
         }
     }
 
-    /// Polls a future: takes its completion, or registers `waker`.
+    /// Polls the future of a request: takes the request's completion, or registers `waker`.
     pub(crate) fn poll(
         &self,
         cq: &CqObject,
@@ -211,7 +211,7 @@ impl Router {
         })
     }
 
-    /// The future of this request was dropped.
+    /// Notes that the future of a request was dropped, so that the request's completion is discarded.
     pub(crate) fn drop_future(&self, cq: &CqObject, ticket: Ticket) {
         let is_outstanding = self.abandon(ticket);
         // Its buffers are returned only when the completion is polled: make sure that happens.
@@ -242,7 +242,8 @@ impl Router {
         failure.map_or_else(|| cq.node.check_live(), Err)
     }
 
-    /// From now on the completions of this queue pair's own requests are for its stream. `false` where it has one already.
+    /// Routes the completions of this queue pair's own requests to a stream from now on. Returns `false` if the queue pair
+    /// has a stream already.
     pub(crate) fn open_stream(&self, owner: ObjectId, qp_num: Qpn) -> bool {
         let mut table = self.lock();
         if table.streams.contains_key(&qp_num) {
@@ -259,7 +260,7 @@ impl Router {
         true
     }
 
-    /// Polls a stream: takes its next completion, or registers `waker`.
+    /// Polls the stream of a queue pair: takes its next completion, or registers `waker`.
     pub(crate) fn poll_stream(
         &self,
         cq: &CqObject,
@@ -301,7 +302,7 @@ impl Router {
         }
     }
 
-    /// The stream of this queue pair was dropped: the program's polls get what it has not taken.
+    /// Ends the stream of a queue pair, which was dropped: completions that it has not returned go to the program's polls.
     pub(crate) fn close_stream(&self, cq: &CqObject, qp_num: Qpn) {
         let mut table = self.lock();
         let Some(mut inbox) = table.streams.remove(&qp_num) else {
@@ -316,7 +317,7 @@ impl Router {
         }
     }
 
-    /// Ends the outstanding requests and the stream of `owner`: they will not complete.
+    /// Ends the submitted requests and the stream of the queue pair `owner`, because no further completion will come.
     pub(crate) fn end(&self, owner: ObjectId) {
         let mut wakers = Vec::new();
         let mut table = self.lock();
@@ -345,14 +346,14 @@ impl Router {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes every future.
+    /// Wakes every future and every stream, because the queue has failed or its device was removed.
     pub(super) fn wake_all(&self) {
         let wakers: Vec<_> = self.lock().wakers().collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The provider's notification has come. Returns whether the caller has to [`drain`](Self::drain), because no drain is
-    /// running.
+    /// Handles a notification of the provider's queue. Returns whether the caller has to call [`drain`](Self::drain),
+    /// because no other thread is draining.
     pub(super) fn on_notification(&self) -> bool {
         self.is_armed.store(false, Ordering::SeqCst);
         let add = |claims| (claims > 0).then_some(claims + 1);
@@ -360,7 +361,7 @@ impl Router {
         self.claims.fetch_update(set, fetched, add).is_err()
     }
 
-    /// The program's poll: completions of its own requests.
+    /// Returns completions of the program's own requests: what the program's poll gets.
     pub(super) fn poll_program<'s>(
         &self,
         cq: &CqObject,
@@ -382,7 +383,8 @@ impl Router {
         }
     }
 
-    /// Takes the completions with a ticket out of a batch that was polled while the router was being made.
+    /// Removes the completions of submitted requests from a batch that was polled before the router existed, and routes
+    /// them to their futures.
     pub(super) fn sift<'s>(
         &self,
         cq: &CqObject,
@@ -404,7 +406,8 @@ impl Router {
         &mut polled[..kept]
     }
 
-    /// Arms one notification for completions of the program's own requests; returns whether one is present already.
+    /// Arms the queue for one notification of the program about its own requests; returns whether a completion of one is
+    /// present already.
     pub(super) fn arm_program(&self, cq: &CqObject) -> bool {
         let mut table = self.lock();
         if table.has_ready() {
@@ -416,7 +419,8 @@ impl Router {
         self.lock().has_ready()
     }
 
-    /// Drains the provider's queue; if a drain is running, it starts over.
+    /// Moves all completions from the provider's queue to their waiters; if another thread is doing this, that one starts
+    /// over.
     pub(super) fn drain(&self, cq: &CqObject) {
         if self.claims.fetch_add(1, Ordering::SeqCst) == 0 {
             self.drain_claimed(cq);

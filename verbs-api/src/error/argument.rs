@@ -9,7 +9,7 @@ use crate::mem::PageListError;
 use crate::service::{Operations, QpType};
 use crate::transport::Transport;
 
-/// What is wrong with an argument, or what would be right.
+/// The reason why an argument is invalid, with the valid values where they are known.
 ///
 /// ```
 /// use verbs_api::{ArgumentReason, VerbError};
@@ -34,68 +34,68 @@ pub enum ArgumentReason {
     /// The object was made by another provider.
     #[error("belongs to a device of another provider")]
     AnotherProvider,
-    /// The object belongs to a device of the second transport, and what it is used with to one of the first.
+    /// The object belongs to a device of the second transport, but is used with one of the first.
     #[error("belongs to a device of {}, which never meets one of {}", .1.name(), .0.name())]
     AnotherTransport(Transport, Transport),
-    /// Queue pairs of these services or variants never meet.
+    /// Queue pairs of these two services or variants cannot be connected with each other.
     #[error("{0} and {1} cannot be connected")]
     NoPair(&'static str, &'static str),
-    /// The service does not have these operations.
+    /// Queue pairs of this service cannot do these operations.
     #[error("{qp_type:?} has no {}", operations.names().join(", "))]
     NotOfService {
-        /// The service.
+        /// The service type that lacks the operations.
         qp_type: QpType,
-        /// The operations.
+        /// The operations that the service does not have.
         operations: Operations,
     },
-    /// Nothing on the port's network has this address.
+    /// No peer on the port's network can have an address of this kind.
     #[error("{0:?} is not on the network of the port")]
     NotOnNetwork(LinkAddress),
     /// A number is too small or too large.
     #[error("is {given}, {}", range(*least, *most))]
     OutOfRange {
-        /// The number given.
+        /// The number that was given.
         given: u64,
-        /// The least that is allowed.
+        /// The least number that is allowed.
         least: u64,
-        /// The greatest that is allowed; `u64::MAX` where nothing bounds it.
+        /// The greatest number that is allowed; `u64::MAX` if there is no limit.
         most: u64,
     },
-    /// Memory that no page list can map.
+    /// The memory cannot be mapped by a page list.
     #[error(transparent)]
     Pages(#[from] PageListError),
-    /// Extensions that do not fit together.
+    /// The extensions cannot be combined.
     #[error(transparent)]
     Registry(#[from] Box<RegistryError>),
-    /// Features without which the others cannot be.
+    /// A device claims features, but lacks these that the claimed ones depend on.
     #[error("lacks {}", feature_names(*.0).join(", "))]
     Lacks(Features),
-    /// What a variant of a service does not go with.
+    /// The argument cannot be combined with a variant of a service.
     #[error("{name}: {reason}")]
     Variant {
-        /// The variant.
+        /// Name of the variant of a service.
         name: &'static str,
-        /// The rule.
+        /// The rule of the variant that was broken.
         reason: &'static str,
     },
-    /// The peer asks for a queue pair of this service, which the argument does not have.
+    /// The peer asks for a queue pair of this service, but the argument is of another.
     #[error("the peer asks for one of the service {0:?}")]
     PeerService(QpType),
-    /// The emulation of an extension gains features that the extension does not describe.
+    /// The emulation of an extension adds features that the extension's descriptor does not list.
     #[error("the emulation of {extension} gains bits {bits:#x} that {extension} does not describe")]
     Undescribed {
-        /// The extension.
+        /// Name of the extension.
         extension: &'static str,
-        /// Bits of its features or of the core's.
+        /// The bits that are not listed, of the extension's own set or of the core's.
         bits: u64,
     },
-    /// Bits that have no meaning.
+    /// These bits are set, but have no meaning.
     #[error("the bits {0:#x} have no meaning")]
     UnknownBits(u64),
-    /// Another reason.
+    /// Another reason, as fixed text.
     #[error("{0}")]
     Other(&'static str),
-    /// What a part outside of this library says.
+    /// Text that something outside this library gave as the reason.
     #[error("{0}")]
     Said(Box<str>),
 }

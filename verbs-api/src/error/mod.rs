@@ -15,7 +15,7 @@ use crate::capability::{BaselineGaps, Features, ShortLimit, Unsupported, feature
 use crate::object_id::{Holder, ObjectKind};
 use crate::qp_attributes::{BadModify, QpState};
 
-/// What kind of fault an error is: the same few for every operation.
+/// The kind of an error: the same few for all operations.
 ///
 /// ```
 /// use verbs_api::{ErrorKind, VerbError};
@@ -26,27 +26,27 @@ use crate::qp_attributes::{BadModify, QpState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// In use by something else.
+    /// The object is in use.
     Busy,
-    /// Called off.
+    /// The operation was canceled.
     Canceled,
-    /// The device is gone.
+    /// The device was removed.
     DeviceRemoved,
     /// A fault of this library: please report it.
     Internal,
-    /// The caller's argument is wrong.
+    /// An argument of the caller is invalid.
     InvalidArgument,
     /// The object was destroyed.
     InvalidHandle,
-    /// A number beyond a limit.
+    /// A number exceeds a limit of the device.
     Limit,
-    /// Not found.
+    /// The object or device was not found.
     NotFound,
-    /// Nothing left of what it takes.
+    /// A resource, such as memory or entries of a table, is exhausted.
     Resources,
-    /// Not to be had here.
+    /// The device or the system does not support the operation.
     Unsupported,
-    /// Waiting would never end.
+    /// Waiting would never end, because the waiting thread is in a handler.
     WouldDeadlock,
 }
 
@@ -71,13 +71,13 @@ pub enum VerbError {
     /// The device lacks a baseline ability.
     #[error("the device lacks a baseline ability: {}", GapNames(*.0))]
     BaselineGap(BaselineGaps),
-    /// A transition that the state table does not have.
+    /// The state table of queue pairs does not allow the modification.
     #[error(transparent)]
     BadModify(#[from] BadModify),
-    /// In use: by whom, as far as the device knows.
+    /// The object is in use by these holders, as far as the device knows them.
     #[error("in use by {}", HolderNames(.0))]
     Busy(Vec<Holder>),
-    /// Called off before it completed.
+    /// The operation was canceled before it completed.
     #[error("called off before it completed")]
     Canceled,
     /// The completion queue overran and is unusable.
@@ -88,27 +88,27 @@ pub enum VerbError {
     /// The device was removed.
     #[error("the device was removed")]
     DeviceRemoved,
-    /// A fault of this library.
+    /// A fault of this library, described by this text: please report it.
     #[error("internal fault, please report it: {0}")]
     Internal(&'static str),
-    /// A wrong argument: which, and why.
+    /// An argument of the caller is invalid.
     #[error("{argument}: {reason}")]
     InvalidArgument {
-        /// The attribute, by its verbs name.
+        /// The verbs name of the invalid attribute.
         argument: &'static str,
-        /// What is wrong with it and what would be right.
+        /// Why the value is invalid, and which would be valid.
         reason: ArgumentReason,
     },
     /// The object was destroyed through another handle.
     #[error("the {0} was destroyed")]
     InvalidHandle(ObjectKind),
-    /// An extension whose features were not granted.
+    /// An extension was used whose features were not granted.
     #[error(transparent)]
     Extension(#[from] Unsupported),
-    /// Not allowed in this state of the queue pair.
+    /// The operation is not allowed in this state of the queue pair.
     #[error("not allowed in state {0}")]
     InvalidState(QpState),
-    /// A number beyond a limit.
+    /// A number exceeds a limit of the device.
     #[error("{0}")]
     Limit(ShortLimit),
     /// The process may not lock so much memory for a device.
@@ -117,32 +117,32 @@ pub enum VerbError {
          or `memlock` in /etc/security/limits.conf, or LimitMEMLOCK= of a service raises it"
     )]
     MemoryLock {
-        /// Bytes that were to be locked.
+        /// How many bytes were to be locked.
         wanted: u64,
-        /// What the process may lock at one time, in bytes.
+        /// How many bytes the process may have locked at one time.
         limit: u64,
     },
-    /// The operating system refused.
+    /// The operating system refused an operation.
     #[error("{verb}: {}", io::Error::from_raw_os_error(*errno))]
     Os {
-        /// What was asked of it: a system call, or what one was part of.
+        /// Name of the system call, or of the verb that it is part of.
         verb: &'static str,
-        /// Its error number.
+        /// The error number (`errno`) of the operating system.
         errno: i32,
     },
-    /// Nothing left of what it takes.
+    /// The named resource is exhausted.
     #[error("out of {0}")]
     Resources(&'static str),
-    /// The device or the grant lacks these features.
+    /// The device lacks these features, or the program was not granted them.
     #[error("needs {}, which the device lacks or the program did not ask for", feature_names(*missing).join(", "))]
     Unsupported {
-        /// The features.
+        /// The features that are missing.
         missing: Features,
     },
-    /// What the device has, and not in this place.
+    /// The device has the feature, but cannot provide it in this case.
     #[error("not supported here: {0}")]
     UnsupportedHere(String),
-    /// The device has no such verb.
+    /// The device does not support the verb with this name.
     #[error("the device does not support {0}")]
     UnsupportedVerb(&'static str),
     /// `wait` was called where waiting would never end.
@@ -151,7 +151,7 @@ pub enum VerbError {
 }
 
 impl VerbError {
-    /// A wrong argument.
+    /// Creates an [`InvalidArgument`](Self::InvalidArgument) for the attribute with this verbs name.
     pub fn argument(argument: &'static str, reason: impl Into<ArgumentReason>) -> Self {
         Self::InvalidArgument {
             argument,
@@ -159,13 +159,14 @@ impl VerbError {
         }
     }
 
-    /// The operating system refused `verb`. An error that has no number of its own gets the nearest, or `EIO`.
+    /// Creates an [`Os`](Self::Os): the operating system refused `verb`. An error without a number gets the nearest number,
+    /// or `EIO`.
     pub fn os(verb: &'static str, error: impl Into<io::Error>) -> Self {
         let errno = errno_of(&error.into());
         Self::Os { verb, errno }
     }
 
-    /// The kind of the fault.
+    /// Returns the kind of the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::BadModify(_) | Self::InvalidArgument { .. } | Self::InvalidState(_) => {
@@ -217,8 +218,8 @@ const fn kind_of(errno: Errno) -> ErrorKind {
     }
 }
 
-/// The system's number for an error: also where text was added to an error of the system, which is then the source. An error
-/// that has no number gets the nearest, or `EIO`.
+/// Returns the `errno` of an I/O error. If text was added to an error of the system, it is the number of that error, which
+/// is then the source. An error without a number gets the nearest number, or `EIO`.
 pub fn errno_of(error: &io::Error) -> i32 {
     let explained = error.get_ref().and_then(|explained| explained.source());
     let cause = explained.and_then(|cause| cause.downcast_ref::<io::Error>());
@@ -247,7 +248,7 @@ fn nearest_errno(kind: io::ErrorKind) -> Errno {
     }
 }
 
-/// The names of gaps, as text.
+/// Displays baseline gaps as a list of their names.
 pub(crate) struct GapNames(pub(crate) BaselineGaps);
 
 impl fmt::Display for GapNames {

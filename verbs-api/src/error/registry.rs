@@ -5,86 +5,86 @@ use thiserror::Error;
 use super::VerbError;
 use crate::version::CONTRACT_VERSION;
 
-/// Why something was not registered. Nothing of it is visible.
+/// Why a provider or an extension was not registered. After the error, no part of it is registered.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// Built for another version of the contract.
+    /// A provider or extension was built for another version of the contract between providers and this library.
     #[error(
         "{name} was built for contract version {built_for}, this registry has version {CONTRACT_VERSION}: build both from one release"
     )]
     ContractVersion {
-        /// The provider or extension.
+        /// Name of the provider or extension.
         name: &'static str,
-        /// Its version.
+        /// The contract version that it was built for.
         built_for: u32,
     },
-    /// Two devices of one name.
+    /// Two providers have a device of the same name.
     #[error("device {device} of provider {second} has the name of a device of provider {first}")]
     DuplicateDevice {
-        /// The name.
+        /// The name that both devices have.
         device: String,
-        /// The one that has it.
+        /// The provider whose device has the name.
         first: &'static str,
-        /// The one that claimed it too.
+        /// The provider that was refused for using it too.
         second: &'static str,
     },
-    /// Two extensions that claim the same.
+    /// Two extensions claim the same name, feature set or opcode.
     #[error("extensions {first} and {second} both claim {what}")]
     DuplicateExtension {
-        /// Name, feature set or opcode.
+        /// The name, feature set or opcode that both claim.
         what: String,
-        /// The one that has it.
+        /// The extension that has it.
         first: &'static str,
-        /// The one that claimed it too.
+        /// The extension that was refused for claiming it too.
         second: &'static str,
     },
-    /// Two providers of one name.
+    /// Two providers have the same name.
     #[error(
         "two providers are named {name}: {first_devices:?} and {second_devices:?} are their devices"
     )]
     DuplicateProvider {
-        /// The name.
+        /// The name that both providers have.
         name: &'static str,
-        /// Devices of the one that has it.
+        /// Devices of the provider that is registered.
         first_devices: Vec<String>,
-        /// Devices of the one that wanted it.
+        /// Devices of the provider that was refused.
         second_devices: Vec<String>,
     },
-    /// An extension without a part that is mandatory.
+    /// An extension lacks a mandatory part.
     #[error("extension {extension} lacks {missing}")]
     Incomplete {
-        /// The extension.
+        /// Name of the extension that was refused.
         extension: &'static str,
-        /// What is missing.
+        /// The mandatory part that is missing.
         missing: String,
     },
-    /// A provider whose devices do not keep what their transport promises.
+    /// A device of a provider has attributes that contradict each other or its transport.
     #[error("provider {provider}, device {device}: {reason}")]
     Inconsistent {
-        /// The provider.
+        /// Name of the provider.
         provider: &'static str,
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// What does not fit.
+        /// Description of the contradiction.
         reason: String,
     },
-    /// A provider that could not tell its devices.
+    /// A provider failed to list its devices.
     #[error("provider {provider} could not tell its devices: {error}")]
     Provider {
-        /// The provider.
+        /// Name of the provider.
         provider: &'static str,
-        /// Why.
+        /// Why the provider could not list its devices.
         error: VerbError,
     },
-    /// An extension that comes after providers, which have made their devices without it.
+    /// An extension was added after providers, which have made their devices without it.
     #[error(
         "extension {extension} comes too late: the devices of {} are made; add extensions first, then providers \
          (`Registry::add_linked` adds those that are linked)",
         providers.join(", ")
     )]
     TooLate {
-        /// The extension.
+        /// Name of the extension.
         extension: &'static str,
         /// The providers that have made devices.
         providers: Vec<&'static str>,

@@ -1,4 +1,4 @@
-//! What an extension tells about itself.
+//! The description of an extension.
 
 use std::any::Any;
 use std::fmt;
@@ -10,14 +10,14 @@ use crate::probe::Probe;
 use crate::transport::Transport;
 use crate::version::CONTRACT_VERSION;
 
-/// Opcodes of a transport's own encoding that an extension uses, because a standard gives them to it.
+/// A range of opcodes in a transport's wire format that a standard assigns to an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireOpcodes {
-    /// The transport.
+    /// The transport whose opcodes these are.
     pub transport: Transport,
-    /// The first.
+    /// The first opcode of the range.
     pub first: u8,
-    /// The last.
+    /// The last opcode of the range.
     pub last: u8,
 }
 
@@ -31,17 +31,17 @@ impl WireOpcodes {
 ///
 /// A provider finds the parts of its family by [`family`](Self::family) and their type by downcasting.
 pub trait Part: Any + Send + Sync {
-    /// The family, by convention the name of the crate that defines this kind of part.
+    /// Returns the family of providers, by convention the name of the crate that defines this kind of part.
     fn family(&self) -> &'static str;
 
-    /// Whether the part has all that its family demands of `extension`.
+    /// Checks that the part provides everything that its family demands of `extension`.
     ///
     /// # Errors
-    /// What is missing.
+    /// The part that is missing.
     fn check(&self, extension: &ExtensionDescriptor) -> Result<(), String>;
 }
 
-/// What an extension tells about itself: a public `static` of its crate.
+/// The description of an extension: a public `static` of the extension's crate.
 ///
 /// ```
 /// use verbs_api::{capability::FeatureSet, extension::{ExtensionDescriptor, feature}};
@@ -91,7 +91,7 @@ macro_rules! lists {
 }
 
 impl ExtensionDescriptor {
-    /// An extension of this name, built for the contract of the `verbs-api` that it is compiled with.
+    /// Describes an extension with this name, built for the contract version of the `verbs-api` that it is compiled with.
     ///
     /// `name` is unique and by convention the crate's; `about` says in one line what it is.
     pub const fn new(name: &'static str, about: &'static str) -> Self {
@@ -108,7 +108,7 @@ impl ExtensionDescriptor {
         }
     }
 
-    /// States another version of the contract, for what is generated or loaded.
+    /// Sets another contract version, for descriptors that are generated or loaded.
     #[must_use]
     pub const fn built_for(mut self, contract_version: u32) -> Self {
         self.contract_version = contract_version;
@@ -116,41 +116,41 @@ impl ExtensionDescriptor {
     }
 
     lists! {
-        /// Its feature bits. At least one; what lies in a set of its own is in one set.
+        /// Sets the extension's feature bits, at least one. All bits that are not the core's must be of one set.
         features, all_features: FeatureInfo;
-        /// Its numbers.
+        /// Sets the extension's limits.
         limits, all_limits: ExtensionLimit;
-        /// Its operations.
+        /// Sets the extension's operations.
         operations, all_operations: &'static ExtensionOperation;
-        /// Opcodes on the wire that a standard gives it.
+        /// Sets the opcodes of transports that a standard assigns to the extension.
         wire_opcodes, all_wire_opcodes: WireOpcodes;
-        /// What proves each of its features: at least one probe for each.
+        /// Sets the probes that prove the extension's features: at least one for each feature.
         probes, all_probes: Probe;
-        /// What providers need of it.
+        /// Sets the parts that providers need, such as an emulation.
         parts, all_parts: &'static dyn Part;
     }
 
-    /// Unique name.
+    /// Returns the extension's unique name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What it is, in one line.
+    /// Returns one line that describes the extension.
     pub const fn about(&self) -> &'static str {
         self.about
     }
 
-    /// The version of the contract that it was built for.
+    /// Returns the contract version that the extension was built for.
     pub const fn contract_version(&self) -> u32 {
         self.contract_version
     }
 
-    /// Its number on the wire: see [`extension_id`].
+    /// Returns the number that identifies the extension on the wire: see [`extension_id`].
     pub const fn id(&self) -> u32 {
         extension_id(self.name)
     }
 
-    /// Name of its own set of feature bits, if it has one.
+    /// Returns the name of the extension's own feature set; `None` if all its features are bits of the core.
     pub fn feature_set(&self) -> Option<&'static str> {
         let own = self.features.iter().find(|feature| feature.set != CORE)?;
         Some(own.set)
@@ -158,11 +158,11 @@ impl ExtensionDescriptor {
 }
 
 impl ExtensionDescriptor {
-    /// What a device claims by these bits of the core and of its own set, with the numbers of its own; `None` where none is of
-    /// its own set.
+    /// Returns what a device with these bits of the core and of the extension's own set claims, with the extension's
+    /// limits; `None` if no bit of its own set is given.
     ///
     /// # Errors
-    /// Bits that it does not tell of: nothing would prove them.
+    /// Bits that the extension does not describe, so that no probe would prove them.
     pub fn claimed(
         &self,
         core: Features,
@@ -197,5 +197,5 @@ impl fmt::Debug for ExtensionDescriptor {
     }
 }
 
-/// The set of the core's bits.
+/// The name of the core's feature set.
 pub(super) const CORE: &str = <crate::Features as crate::capability::FeatureSet>::SET;

@@ -1,4 +1,4 @@
-//! The extensions that are there: each whole, and none that contradicts another.
+//! A set of extensions: each one is complete, and none contradicts another.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub struct LinkedExtension(pub &'static ExtensionDescriptor);
 
 inventory::collect!(LinkedExtension);
 
-/// Registers a `static` extension wherever its crate is linked and named.
+/// Registers a `static` extension in every program that links the extension's crate and names it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __link_extension {
@@ -23,22 +23,22 @@ macro_rules! __link_extension {
     };
 }
 
-/// Extensions, sorted by name: what a provider makes its devices with.
+/// A set of extensions, sorted by name, which a provider makes its devices with.
 #[derive(Clone, Debug, Default)]
 pub struct Extensions {
     all: BTreeMap<&'static str, &'static ExtensionDescriptor>,
 }
 
 impl Extensions {
-    /// None.
+    /// Creates an empty set of extensions.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Every extension that is linked into the program and named by something.
+    /// Returns every extension that is linked into the program and named by something.
     ///
     /// # Errors
-    /// The first that could not be taken in.
+    /// Why the first extension that could not be added was refused.
     pub fn linked() -> Result<Self, RegistryError> {
         let mut all: Vec<_> = inventory::iter::<LinkedExtension>
             .into_iter()
@@ -52,10 +52,11 @@ impl Extensions {
         Ok(extensions)
     }
 
-    /// Takes an extension in: all of it, or nothing. One that is there already, the very same, changes nothing.
+    /// Adds an extension, as a whole or not at all. Adding the same descriptor again changes nothing.
     ///
     /// # Errors
-    /// It was built for another contract, lacks a mandatory part, or claims what another one has.
+    /// It was built for another contract version, lacks a mandatory part, or claims a name, feature set or opcode of
+    /// another extension.
     pub fn add(&mut self, extension: &'static ExtensionDescriptor) -> Result<(), RegistryError> {
         let (name, built_for) = (extension.name(), extension.contract_version());
         if built_for != CONTRACT_VERSION {
@@ -78,37 +79,37 @@ impl Extensions {
         Ok(())
     }
 
-    /// These without the one of this name.
+    /// Returns this set without the extension of this name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         self.all.remove(name);
         self
     }
 
-    /// The extension of this name.
+    /// Returns the extension of this name; `None` if it is not in the set.
     pub fn find(&self, name: &str) -> Option<&'static ExtensionDescriptor> {
         self.all.get(name).copied()
     }
 
-    /// All of them, sorted by name.
+    /// Iterates over the extensions, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &'static ExtensionDescriptor> + '_ {
         self.all.values().copied()
     }
 
-    /// How many there are.
+    /// Returns the number of extensions in the set.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no extensions in the set.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The parts of a family, each with its extension.
+    /// Returns the parts of type `P` that belong to the family, each with its extension.
     ///
     /// # Errors
-    /// A part says that it is of the family and is of another type: it comes from another build of the family.
+    /// A part claims to be of the family but has another type: it comes from another build of the family's crate.
     pub fn parts<P: Part>(
         &self,
         family: &str,

@@ -1,4 +1,4 @@
-//! Extensions as a program sees them: a typed handle that proves a feature.
+//! The typed handle of an extension, by which a program uses it.
 
 use bitflags::Flags as _;
 
@@ -8,30 +8,30 @@ use crate::service::Operations;
 
 /// The typed handle of an extension: having one proves that its features were granted.
 ///
-/// Passed to [`QpOptions::operations`](crate::QpOptions::operations), it makes a queue pair that
-/// does its operations.
+/// Pass it to [`QpOptions::operations`](crate::QpOptions::operations) to make a queue pair that can do the extension's
+/// operations.
 pub trait Extension: Sized {
     /// The set that its feature bits belong to.
     type Features: FeatureSet;
 
-    /// Unique name.
+    /// The extension's unique name.
     const NAME: &'static str;
 
-    /// Bits without which there is no handle.
+    /// The feature bits that must have been granted before the handle can be made.
     const NEEDS: Self::Features;
 
-    /// The handle, from a context that was granted [`NEEDS`](Self::NEEDS).
+    /// Makes the handle from a context that was granted [`NEEDS`](Self::NEEDS).
     ///
     /// # Errors
     /// The bits that were not granted.
     fn load(context: &Context) -> Result<Self, Unsupported>;
 
-    /// The core's operations that it adds to a queue pair.
+    /// Returns the operations of the core that the extension adds to a queue pair.
     fn operations(&self) -> Operations {
         Operations::empty()
     }
 
-    /// Whether the context was granted [`NEEDS`](Self::NEEDS): what `load` checks first.
+    /// Checks that the context was granted [`NEEDS`](Self::NEEDS): the first step of `load`.
     ///
     /// # Errors
     /// The bits that were not granted.
@@ -55,7 +55,7 @@ impl<X: Extension> From<&X> for Operations {
 }
 
 impl Context {
-    /// The typed handle of an extension: the proof that its features were granted.
+    /// Makes the typed handle of an extension, which proves that the extension's features were granted.
     ///
     /// # Errors
     /// The bits that were not granted, because the device lacks them or the program did not ask for them.

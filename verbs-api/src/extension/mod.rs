@@ -1,4 +1,4 @@
-//! The contract of extensions: what a crate tells about itself, and what its programs hold.
+//! The contract of extensions: how a crate describes an extension, and the handle by which programs use it.
 //!
 //! A public `static` [`ExtensionDescriptor`] lists everything that an extension adds. [`Extensions`] takes descriptors
 //! in, all of one or nothing; a provider gets them when it is asked for its devices.

@@ -37,7 +37,7 @@ impl ObjectBuilder {
         &self.context
     }
 
-    /// The object, once the provider has made its part.
+    /// Returns the finished object, after the provider has made its part.
     pub(crate) fn finish<O: Ops + ?Sized, X: Extra>(
         self,
         ops: Arc<O>,

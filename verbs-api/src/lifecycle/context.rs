@@ -1,4 +1,4 @@
-//! What a context and its objects share: all but the provider's part.
+//! The state that a context and its objects share, except the provider's part.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +17,8 @@ use crate::post::QpRules;
 
 type Abort = Box<dyn FnOnce() + Send>;
 
-/// What the provider refers to as the context's event sink. It holds nothing of the provider's, so that there is no cycle of
-/// references.
+/// The safe layer's part of a context that the provider refers to as its event sink. It refers to nothing of the
+/// provider's, so that there is no cycle of references.
 #[derive(Default)]
 pub(crate) struct ContextShared {
     table: Arc<Table>,
@@ -37,9 +37,9 @@ impl ContextShared {
         self.events.pop(&self.table)
     }
 
-    /// The next event; if there is none, `waker` is woken when one arrives.
+    /// Takes the next event; if there is none, `waker` is woken when one arrives.
     pub(crate) fn next_event(&self, waker: &Waker) -> Poll<Result<AsyncEvent, VerbError>> {
-        // Registered first, or an event between the look and the registration would wake nobody.
+        // The waker is registered first, because an event between the check and the registration would wake no task.
         self.events.add_waiter(waker);
         // Looked at first, or the last event between the two looks would be missed.
         let is_over = self.events.is_over();
@@ -54,7 +54,7 @@ impl ContextShared {
         &self.events
     }
 
-    /// Passes all queued events to the handler, if there is one.
+    /// Passes all queued events to the program's handler, if there is one.
     pub(crate) fn deliver(&self) {
         self.events.deliver(&self.table);
     }
@@ -72,7 +72,7 @@ impl ContextShared {
         objects.iter().for_each(|object| object.on_removed());
     }
 
-    /// Takes an event from the provider.
+    /// Handles an event that the provider reports: queues it, or passes it to the program's handler.
     pub(crate) fn on_event(&self, event: EventType, subject: EventSubject) {
         if event == EventType::DeviceRemoved {
             if self.is_removed() {
@@ -93,21 +93,21 @@ impl ContextShared {
     }
 }
 
-/// How many sets of rules, the most recent ones, a new queue pair may share.
+/// How many of the most recent sets of queue pair rules are kept for new queue pairs to share.
 const RECENT_RULES: usize = 8;
 
-/// The provider's part of a context.
+/// The provider's part of a context, of which only closing is needed here.
 pub(crate) trait ProviderPart: Send + Sync + 'static {
-    /// Closes it.
+    /// Closes the context at the provider.
     fn close(&self);
 }
 
-/// An object that the provider refused to destroy for now.
+/// An object without handles that the provider refused to destroy for now, because something still uses it.
 pub(crate) trait Deferred: Send {
     fn retry(self: Box<Self>);
 }
 
-/// What a context and its objects share. Closed when the last of them is dropped, if not before.
+/// The state that a context and its objects share. The context is closed when the last of them is dropped, if not before.
 pub(crate) struct ContextCore {
     shared: Arc<ContextShared>,
     provider: Arc<dyn ProviderPart>,
@@ -142,13 +142,14 @@ impl ContextCore {
         &self.shared
     }
 
-    /// Closes the provider's part: nothing more can be made from the context.
+    /// Closes the provider's part of the context: nothing can be made from the context afterwards.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.provider.close();
     }
 
-    /// Queue pairs created alike in succession share their rules, so that many of them read the same cache line.
+    /// Returns the rules for a new queue pair. Queue pairs that are created alike in succession share one copy, so that
+    /// many of them read the same cache line.
     pub(crate) fn share_rules(&self, rules: QpRules) -> Arc<QpRules> {
         let mut recent = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = recent.iter().find(|known| ***known == rules) {
@@ -166,12 +167,13 @@ impl ContextCore {
         &self.shared.table
     }
 
-    /// The baseline gaps that are refused here. A program that was granted a gap all the same is refused by the device.
+    /// Returns the baseline gaps whose operations are refused here. A gap that a program was granted nevertheless is left
+    /// to the device to refuse.
     pub(crate) fn gaps(&self) -> BaselineGaps {
         self.attributes().gaps - self.grant.set::<Baseline>().gaps()
     }
 
-    /// Refuses a verb that the device lacks.
+    /// Refuses a verb if the device has this gap.
     pub(crate) fn check_gap(&self, gap: BaselineGaps) -> Result<(), VerbError> {
         match self.gaps().contains(gap) {
             true => Err(VerbError::BaselineGap(gap)),
@@ -274,7 +276,7 @@ impl ContextCore {
         self.shared.events.discard(id);
     }
 
-    /// Keeps an object that the provider refused to destroy for now, until it is retried.
+    /// Keeps an object that the provider refused to destroy, until the destruction is retried.
     pub(crate) fn defer(&self, object: Box<dyn Deferred>) {
         self.deferred
             .lock()
@@ -282,7 +284,7 @@ impl ContextCore {
             .push(object);
     }
 
-    /// An object is gone: retries the destructions that may have waited for it.
+    /// Notes that an object of this kind was destroyed, and retries the destructions that may have waited for it.
     pub(crate) fn destroyed(&self, kind: ObjectKind) {
         if matches!(kind, ObjectKind::Mw | ObjectKind::Qp) {
             self.retry_deferred();
@@ -304,7 +306,7 @@ impl Drop for ContextCore {
     }
 }
 
-/// Where a verb reports its outcome.
+/// Completes a verb that was started with [`Context::begin`](crate::Context::begin).
 pub struct Outcome<T, E = VerbError> {
     completer: Completer<T, E>,
     slot: Option<u32>,
@@ -312,7 +314,7 @@ pub struct Outcome<T, E = VerbError> {
 }
 
 impl<T: 'static, E: 'static> Outcome<T, E> {
-    /// Ends the verb, with no lock held.
+    /// Ends the verb with this result. Call it with no lock held.
     pub fn complete(self, result: Result<T, E>) {
         if let Some(slot) = self.slot {
             let mut pending = self

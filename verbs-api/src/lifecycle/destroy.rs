@@ -9,7 +9,7 @@ use crate::control::{Reply, Started};
 use crate::error::{ErrorKind, VerbError};
 use crate::object_id::{Holder, ObjectKind};
 
-/// An object was not destroyed.
+/// Why an object was not destroyed.
 ///
 /// ```no_run
 /// use verbs_api::{Context, DestroyError, VerbError};
@@ -20,7 +20,7 @@ use crate::object_id::{Holder, ObjectKind};
 /// ```
 #[non_exhaustive]
 pub enum DestroyError<T> {
-    /// It is in use. Nothing has changed, and it is handed back.
+    /// The object is in use. Nothing has changed, and the error contains the object.
     ///
     /// ```no_run
     /// # fn example(pd: verbs_api::Pd, region: verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -38,17 +38,17 @@ pub enum DestroyError<T> {
     /// # }
     /// ```
     Busy {
-        /// The object.
+        /// The handle of the object, which is still alive.
         object: T,
-        /// Its holders: objects, or control requests that have not ended.
+        /// The users of the object: other objects, or control requests that have not ended.
         held_by: Vec<Holder>,
     },
-    /// Another reason.
+    /// The destroy failed for another reason, and the handle is gone.
     Failed(VerbError),
 }
 
 impl<T> DestroyError<T> {
-    /// The kind of the fault.
+    /// Returns the kind of the error.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Busy { .. } => ErrorKind::Busy,
@@ -56,7 +56,7 @@ impl<T> DestroyError<T> {
         }
     }
 
-    /// The error without the object, which is dropped.
+    /// Returns the error without the object, whose handle is dropped.
     pub fn into_verb_error(self) -> VerbError {
         match self {
             Self::Busy { held_by, .. } => VerbError::Busy(held_by),
@@ -94,14 +94,14 @@ impl<T> fmt::Debug for DestroyError<T> {
 
 impl<T> std::error::Error for DestroyError<T> {}
 
-/// A handle of an object with a provider's part.
+/// A program's handle of an object that has a provider's part.
 pub(crate) trait Handle: Send + 'static {
     type Ops: Ops + ?Sized;
     type Extra: Extra;
     fn object(&self) -> &Arc<Object<Self::Ops, Self::Extra>>;
 }
 
-/// Destroys the object of `handle`: refused as Busy, or accepted, which invalidates every other handle.
+/// Starts to destroy the object of `handle`. Fails with Busy, or is accepted, which invalidates every other handle.
 pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
     let object = Arc::clone(handle.object());
     let context = Arc::clone(&object.context);

@@ -14,14 +14,14 @@ use crate::event_type::{EventSubject, EventType};
 use crate::notifier::Notifier;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 
-/// The most events that are queued; beyond that the newest are dropped, and counted.
+/// The largest number of queued events; when the queue is full, a new event is dropped and counted, unless it is fatal.
 pub(crate) const EVENT_QUEUE_CAPACITY: usize = 256;
 
 type EventHandler = Arc<dyn Fn(AsyncEvent) + Send + Sync>;
 
 /// An asynchronous event. Dropping it acknowledges it.
 ///
-/// Until then a destroy of the object that it is about stays pending.
+/// Until it is acknowledged, a destroy of the object that it concerns does not complete.
 ///
 /// ```no_run
 /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -42,17 +42,17 @@ pub struct AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// What happened.
+    /// Returns the type of the event.
     pub const fn event_type(&self) -> EventType {
         self.event_type
     }
 
-    /// What it is about.
+    /// Returns what the event concerns.
     pub const fn subject(&self) -> EventSubject {
         self.subject
     }
 
-    /// The object that it is about, if it is about one.
+    /// Returns the object that the event concerns; `None` if it concerns a port or the device.
     pub fn object(&self) -> Option<Holder> {
         self.ack.as_ref().map(|ack| ack.object().node().holder())
     }
@@ -80,12 +80,12 @@ struct Queue {
     events: VecDeque<(EventType, EventSubject)>,
     handler: Option<EventHandler>,
     lost: u64,
-    /// The device's removal has been queued: no event comes after it.
+    /// Whether the device's removal has been queued, after which no event is queued.
     is_over: bool,
 }
 
 impl EventQueue {
-    /// Queues an event; where the queue is full, a fatal one replaces one that is not.
+    /// Queues an event; if the queue is full, a fatal event replaces one that is not fatal, and another event is dropped.
     pub(super) fn push(&self, event: EventType, subject: EventSubject) {
         let mut queue = self.lock();
         queue.is_over |= event == EventType::DeviceRemoved;
@@ -103,7 +103,7 @@ impl EventQueue {
         self.waiters.wake();
     }
 
-    /// The next event whose object is alive.
+    /// Takes the next event whose object is alive.
     pub(super) fn pop(&self, table: &Table) -> Option<AsyncEvent> {
         loop {
             let mut queue = self.lock();
@@ -133,7 +133,7 @@ impl EventQueue {
         self.waiters.add(waker);
     }
 
-    /// Drops the queued events about an object.
+    /// Drops the queued events that concern an object.
     pub(super) fn discard(&self, id: ObjectId) {
         let mut queue = self.lock();
         if queue.events.is_empty() {
@@ -170,7 +170,7 @@ impl EventQueue {
         drop(before);
     }
 
-    /// Passes all queued events to the handler, if there is one.
+    /// Passes all queued events to the program's handler, if there is one.
     pub(super) fn deliver(&self, table: &Table) {
         loop {
             let Some(handler) = self.lock().handler.clone() else {
@@ -190,7 +190,7 @@ const fn is_fatal(event: EventType) -> bool {
     matches!(event, EventType::DeviceFatal | EventType::DeviceRemoved)
 }
 
-/// Whether this event can concern an object of this kind.
+/// Whether this type of event can concern an object of this kind.
 pub(super) fn fits(event: EventType, kind: ObjectKind) -> bool {
     match event {
         EventType::CqErr => kind == ObjectKind::Cq,

@@ -1,6 +1,6 @@
 //! Equality of handles: two are equal if they refer to the same object.
 
-/// Implements `PartialEq`, `Eq` and `Hash` for a handle whose object is `$object(&handle)`.
+/// Implements `PartialEq`, `Eq` and `Hash` for a handle type by the identity of its object, `$object(&handle)`.
 macro_rules! by_identity {
     ($handle:ty: $object:path) => {
         /// Equal if both refer to the same object.

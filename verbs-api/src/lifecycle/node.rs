@@ -16,21 +16,21 @@ const DESTROYING: u8 = 1;
 const DESTROYED: u8 = 2;
 const REMOVED: u8 = 3;
 
-/// An object of any kind.
+/// An object of any kind, such as a queue pair, as the lifecycle sees it.
 pub(crate) trait AnyObject: Send + Sync + 'static {
     fn node(&self) -> &Node;
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
-    /// The device was removed: from now on every use except destroying is an error.
+    /// Marks the object because the device was removed: from now on every use except destroying it is an error.
     fn remove(&self) {
         self.node().remove();
     }
-    /// The device was removed: wakes those who wait for the object.
+    /// Wakes the tasks that wait for the object, because the device was removed.
     fn on_removed(&self);
-    /// The number by which the program knows it, if it has one.
+    /// Returns the number by which the program knows the object, such as a queue pair number; `None` if it has none.
     fn number(&self) -> Option<u32>;
 }
 
-/// The state of one object.
+/// The lifecycle state of one object: whether it is alive, which objects use it, and which ones it uses.
 pub(crate) struct Node {
     state: AtomicU8,
     kind: ObjectKind,
@@ -38,7 +38,7 @@ pub(crate) struct Node {
     uses: Mutex<Uses>,
 }
 
-/// A user of an object. Kept small, because a domain has one for each of its queue pairs.
+/// An object or control request that uses another object. Kept small, because a domain has one for each of its queue pairs.
 #[derive(Clone, Copy)]
 pub(crate) struct User {
     pub(crate) kind: ObjectKind,
@@ -81,7 +81,7 @@ impl Uses {
     }
 }
 
-/// What an object holds: its identity, and its parents.
+/// What an object keeps until it is destroyed: its reserved identity, and its holds on its parents.
 pub(crate) struct Holdings {
     reserved: Option<Reserved>,
     holds: Box<[Hold]>,
@@ -94,7 +94,7 @@ pub(crate) enum Refusal {
 }
 
 impl Node {
-    /// The node of an object that was made, with what it holds.
+    /// Creates the node of a new object.
     pub(super) fn new(
         kind: ObjectKind,
         id: ObjectId,
@@ -113,14 +113,14 @@ impl Node {
         }
     }
 
-    /// Lets the object be found by its identity.
+    /// Makes the object findable by its identity.
     pub(super) fn publish(&self, object: Weak<dyn AnyObject>) {
         if let Some(reserved) = &self.lock().holdings.reserved {
             reserved.publish(object);
         }
     }
 
-    /// One relaxed load.
+    /// Whether the object is alive. Costs one relaxed load.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.state.load(Ordering::Relaxed) == LIVE
@@ -174,14 +174,14 @@ impl Node {
         }
     }
 
-    /// The device was removed: from now on every use except destroying is an error.
+    /// Marks the object because the device was removed: from now on every use except destroying it is an error.
     pub(crate) fn remove(&self) {
         let _ = self
             .state
             .compare_exchange(LIVE, REMOVED, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Accepts a destroy, or says why not.
+    /// Accepts a destroy, after which the object can no longer be used, or returns why it is refused.
     pub(crate) fn begin_destroy(&self) -> Result<(), Refusal> {
         let uses = self.lock();
         let removed = match self.state.load(Ordering::Relaxed) {
@@ -201,7 +201,7 @@ impl Node {
         Ok(())
     }
 
-    /// The provider refused to destroy the object.
+    /// Makes the object alive again, because the provider refused to destroy it.
     pub(super) fn revive(&self, is_removed: impl FnOnce() -> bool) {
         let _uses = self.lock();
         if self.state.load(Ordering::Relaxed) == DESTROYING {
@@ -210,7 +210,8 @@ impl Node {
         }
     }
 
-    /// The device was removed while the object was being destroyed: releases what it holds without waiting for the provider.
+    /// Releases the object's holds on its parents without waiting for the provider: the device was removed while the object
+    /// was being destroyed.
     pub(crate) fn abandon(&self) {
         let mut uses = self.lock();
         self.state.store(DESTROYED, Ordering::Relaxed);
@@ -219,7 +220,8 @@ impl Node {
         drop(holdings);
     }
 
-    /// The provider has destroyed the object. Runs `done` when the program has acknowledged every event about it.
+    /// Notes that the provider has destroyed the object. Runs `done` when the program has acknowledged every event about
+    /// it.
     pub(crate) fn finish_destroy(&self, done: impl FnOnce() + Send + 'static) {
         let mut uses = self.lock();
         self.state.store(DESTROYED, Ordering::Relaxed);
@@ -236,7 +238,8 @@ impl Node {
         }
     }
 
-    /// Adds a user to the holders of the object.
+    /// Adds a user to the holders of the object; returns the number by which [`remove_holder`](Self::remove_holder) removes
+    /// it.
     pub(crate) fn add_holder(&self, user: User) -> u32 {
         self.lock().users().listed.insert(user)
     }
@@ -245,7 +248,7 @@ impl Node {
         self.lock().remove(slot);
     }
 
-    /// Replaces the hold on the first parent; returns the one to drop once no lock is held.
+    /// Replaces the hold on the first parent; returns the old one, which the caller drops when it holds no lock.
     pub(crate) fn swap_parent(&self, hold: Hold) -> Hold {
         match self.lock().holdings.holds.first_mut() {
             Some(first) => mem::replace(first, hold),
@@ -253,7 +256,8 @@ impl Node {
         }
     }
 
-    /// The last handle and the last holder are gone: returns what the object holds, unless it was destroyed.
+    /// Returns what the object keeps, because its last handle and its last holder are gone; `None` if it was destroyed
+    /// before.
     pub(super) fn begin_drop(&mut self) -> Option<Holdings> {
         let state = mem::replace(self.state.get_mut(), DESTROYED);
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -270,7 +274,7 @@ const fn first_state(is_removed: bool) -> u8 {
 }
 
 impl Holdings {
-    /// This identity, and a hold on each of the parents.
+    /// Takes this identity, and a hold on each of the parents.
     pub(super) fn new(
         reserved: Reserved,
         parents: impl IntoIterator<Item = Arc<dyn AnyObject>>,
@@ -297,7 +301,7 @@ impl Holdings {
     }
 }
 
-/// A reference to a parent: keeps it alive, and is listed among its holders.
+/// An object's reference to a parent: it keeps the parent alive, and lists the object among the parent's holders.
 pub(crate) struct Hold {
     parent: Arc<dyn AnyObject>,
     slot: u32,
@@ -349,13 +353,14 @@ impl Drop for PendingRequest {
     }
 }
 
-/// The acknowledgement that the program owes for an event about an object: given when dropped.
+/// The acknowledgement that the program owes for an event about an object; dropping it acknowledges the event.
 pub(crate) struct Ack {
     object: Arc<dyn AnyObject>,
 }
 
 impl Ack {
-    /// `None` where the object is being destroyed: the event is discarded.
+    /// Creates the acknowledgement of a new event; `None` if the object is being destroyed, and the event is to be
+    /// discarded.
     pub(crate) fn new(object: Arc<dyn AnyObject>) -> Option<Self> {
         let node = object.node();
         let mut uses = node.lock();

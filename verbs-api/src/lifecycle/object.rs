@@ -16,32 +16,32 @@ use crate::post::PostReason;
 pub(crate) trait Ops: Send + Sync + 'static {
     fn destroy(&self, reply: Reply<()>);
 
-    /// Whether the program may use it, for parts that check this themselves.
+    /// Opens or closes the object for the program, for provider's parts that check this themselves.
     fn admit(&self, _open: bool) {}
 
-    /// The number by which the program knows it, if it has one.
+    /// Returns the number by which the program knows the object, such as a queue pair number; `None` if it has none.
     fn number(&self) -> Option<u32> {
         None
     }
 }
 
-/// What a kind of object adds.
+/// The fields and hooks that a kind of object adds to those that all kinds have.
 pub(crate) trait Extra: Send + Sync + 'static {
     fn on_removed(&self) {}
 
-    /// The object was destroyed, on request or with its last handle.
+    /// Called after the object was destroyed, by the program's request or when its last handle was dropped.
     fn on_destroyed(&self, _id: ObjectId) {}
 }
 
 impl Extra for () {}
 
-/// An object. Dropping it while it is alive destroys the provider's part.
+/// An object with its provider's part. Dropping it while it is alive destroys the provider's part.
 pub(crate) struct Object<O: Ops + ?Sized, X: Extra = ()> {
     base: ObjectBase<O>,
     pub(crate) extra: X,
 }
 
-/// What every object has: the provider's part, its node, and its context.
+/// The fields that every object has: the provider's part, its node, and its context.
 pub(crate) struct ObjectBase<O: ?Sized> {
     pub(crate) ops: Arc<O>,
     pub(crate) node: Node,
@@ -58,7 +58,7 @@ impl<O: Ops + ?Sized, X: Extra> Deref for Object<O, X> {
 }
 
 impl<O: ?Sized> ObjectBase<O> {
-    /// Whether a request on this context may name it: it belongs to the context and is alive.
+    /// Checks that a request on this context may name the object: it belongs to the context and is alive.
     pub(crate) fn check_in(&self, context: &Arc<ContextCore>) -> Result<(), PostReason> {
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostReason::AnotherDevice(self.node.kind()));
@@ -105,12 +105,12 @@ impl<O: Ops + ?Sized, X: Extra> Object<O, X> {
         Self { base, extra }
     }
 
-    /// Begins a control request on it.
+    /// Begins a control request on the object, and lists the request among the object's holders.
     pub(crate) fn begin_request(self: &Arc<Self>) -> Result<PendingRequest, VerbError> {
         PendingRequest::new(Arc::clone(self) as Arc<dyn AnyObject>, self.context.table())
     }
 
-    /// The provider refused to destroy it.
+    /// Makes the object usable again, because the provider refused to destroy it.
     pub(super) fn revive(&self) {
         self.node.revive(|| self.context.is_removed());
         self.ops.admit(true);
@@ -140,7 +140,7 @@ impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
     }
 }
 
-/// A destruction in progress of an object that has neither handle nor holder any more.
+/// A destruction in progress of an object that has neither handles nor holders.
 struct PendingDestroy<O: Ops + ?Sized> {
     ops: Arc<O>,
     kind: ObjectKind,

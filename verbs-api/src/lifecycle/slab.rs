@@ -1,6 +1,6 @@
-//! A slab: values under small numbers.
+//! A slab: a collection of values under small numbers.
 
-/// Values under small numbers, which are reused.
+/// A collection of values under small numbers; the number of a removed value is used again.
 pub(crate) struct Slab<T> {
     entries: Vec<Option<T>>,
     free: Vec<u32>,

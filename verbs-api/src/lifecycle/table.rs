@@ -57,7 +57,7 @@ impl Table {
         })
     }
 
-    /// The object of this identity, unless it is gone; identities are never reused.
+    /// Returns the object with this identity; `None` if it was destroyed. Identities are never reused.
     pub(crate) fn find(&self, id: ObjectId) -> Option<Arc<dyn AnyObject>> {
         let slots = self.lock();
         let slot = slots
@@ -67,8 +67,8 @@ impl Table {
         slot.entry.as_ref()?.1.as_ref()?.upgrade()
     }
 
-    /// Closes the table to new objects. Returns whether this was the first time; or every identity in use, including those of
-    /// objects under construction.
+    /// Closes the table to new objects. Returns whether this was the first time; or, as the error, every identity in use,
+    /// including those of objects under construction.
     pub(crate) fn close(&self) -> Result<bool, Vec<Holder>> {
         let mut slots = self.lock();
         let taken = slots.slots.iter().enumerate().filter_map(|(index, slot)| {
@@ -84,7 +84,8 @@ impl Table {
         }
     }
 
-    /// These holders without duplicates, each with its number. Called with no lock held: an object may end here.
+    /// Returns these holders without duplicates, each with its number. Called with no lock held, because this may drop the
+    /// last reference to an object.
     pub(crate) fn named(&self, holders: Vec<Holder>) -> Vec<Holder> {
         let mut seen = HashSet::new();
         let once = holders.into_iter().filter(|holder| seen.insert(holder.id));
@@ -99,7 +100,7 @@ impl Table {
         .collect()
     }
 
-    /// The same for the holders in an error.
+    /// Returns the error with its holders, if it has any, treated as by [`named`](Self::named).
     pub(crate) fn name_holders(&self, error: VerbError) -> VerbError {
         match error {
             VerbError::Busy(holders) => VerbError::Busy(self.named(holders)),
@@ -107,7 +108,7 @@ impl Table {
         }
     }
 
-    /// All objects.
+    /// Returns all objects of the table.
     pub(crate) fn objects(&self) -> Vec<Arc<dyn AnyObject>> {
         let slots = self.lock();
         let entries = slots.slots.iter().filter_map(|slot| slot.entry.as_ref());
@@ -121,7 +122,7 @@ impl Table {
     }
 }
 
-/// A reserved identity; dropping it frees it, and it resolves to nothing.
+/// A reserved identity. Dropping it frees the identity, which then resolves to no object.
 pub(crate) struct Reserved {
     table: Arc<Table>,
     id: ObjectId,

@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 const PAGE: usize = 4096;
 
-/// From this many bytes on the system hands out pages as they are first touched.
+/// Allocations of at least this many bytes get pages from the operating system only as they are first touched.
 const MAPPED: usize = 128 * 1024;
 
 /// Page-aligned, zeroed memory, freed when dropped.
@@ -26,7 +26,7 @@ unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
 impl Allocation {
-    /// `length` zeroed bytes at a page boundary, or `None` where the system has no such memory.
+    /// Allocates `length` zeroed bytes at a page boundary; `None` if the operating system has not enough memory.
     pub(crate) fn zeroed(length: usize) -> Option<Self> {
         let start = match length {
             0 => NonNull::dangling(),
@@ -45,12 +45,12 @@ impl Allocation {
         Some(Self { start, length })
     }
 
-    /// The first byte.
+    /// Returns a pointer to the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Bytes.
+    /// Returns the number of bytes of the memory.
     pub(crate) fn len(&self) -> usize {
         self.length
     }

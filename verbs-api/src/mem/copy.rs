@@ -1,18 +1,17 @@
-//! The only code that touches exposed memory.
+//! The only code that accesses exposed memory.
 //!
-//! Memory with any remote right may be written by a peer at any instant, and in one process the
-//! peer is a thread of the same program. A plain copy against such a write is a data race, so
-//! everything here is made of relaxed atomics or of assembly, of which the compiler assumes
-//! nothing. What a racing copy reads or leaves behind is some mixture of the two; it is never
-//! undefined behaviour.
+//! Memory with any remote right may be written by a peer at any instant, and in one process the peer is a thread of the
+//! same program. A plain copy that races with such a write is a data race, so everything here is made of atomics or of
+//! assembly, about which the compiler assumes nothing. A racing copy reads, or leaves in memory, some mixture of the two;
+//! it is never undefined behaviour.
 //!
 //! Programs spin on the last byte of a message. Pieces are therefore written in ascending order,
 //! and the piece that holds the last byte is written last, with release: a reader that sees it
 //! (by an acquiring load, [`load_u64`]) sees the rest. That last piece never straddles an aligned word,
 //! because the two halves of such a store may become visible in either order.
 //!
-//! An access to memory that the program has protected or taken away faults. On x86-64 it is then made again in another
-//! way, where [`outlive_faults`] has been called.
+//! An access to memory that the program has protected or unmapped faults. On x86-64 it is then repeated through the kernel,
+//! if [`outlive_faults`] has been called.
 //!
 //! Two peers that access the same bytes with atomics of different sizes are outside the
 //! language's memory model; every supported processor orders them as it orders equal ones.
@@ -27,7 +26,7 @@ use super::faults;
 #[cfg(target_arch = "x86_64")]
 pub use super::signals::{outlive_faults, program_action};
 
-/// Does this instead if the access just made has faulted.
+/// Evaluates this expression if the access that was just made has faulted.
 macro_rules! again {
     ($($instead:tt)*) => {
         #[cfg(target_arch = "x86_64")]
@@ -37,12 +36,12 @@ macro_rules! again {
     };
 }
 
-/// Bytes up to which a copy is made of single words.
+/// Aligned copies of up to this many bytes are made of single words.
 const SMALL: usize = 64;
 
-/// Copies between two places of which at least one is exposed.
+/// Copies bytes between two ranges, of which at least one is exposed memory, which peers may access at the same time.
 ///
-/// Ascending; the last byte is written last, with release. Eight aligned bytes are one store.
+/// Addresses ascend; the last byte is written last, with release ordering. Eight aligned bytes are written by one store.
 /// Where the regions overlap the result is unspecified (but defined behaviour).
 ///
 /// # Safety
@@ -60,7 +59,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     again!(faults::copy(dst, src, len));
 }
 
-/// Reads an exposed word, with acquire.
+/// Reads an 8-byte word of exposed memory, with acquire ordering.
 ///
 /// # Safety
 /// `word` must be readable and aligned to 8 bytes.
@@ -72,7 +71,7 @@ pub unsafe fn load_u64(word: *const u64) -> u64 {
     value
 }
 
-/// Writes an exposed word, with release.
+/// Writes an 8-byte word of exposed memory, with release ordering.
 ///
 /// # Safety
 /// `word` must be writable and aligned to 8 bytes.
@@ -83,7 +82,7 @@ pub unsafe fn store_u64(word: *mut u64, value: u64) {
     again!(faults::store(word, value));
 }
 
-/// Replaces an exposed word by `swap` if it equals `compare`; returns what was there before.
+/// Atomically replaces an 8-byte word of exposed memory by `swap` if it equals `compare`; returns its previous value.
 ///
 /// # Safety
 /// `word` must be readable, writable and aligned to 8 bytes.
@@ -100,8 +99,8 @@ fn is_aligned(dst: *mut u8, src: *const u8) -> bool {
     (dst.addr() | src.addr()) & 7 == 0
 }
 
-/// Copies in words, then in pieces of 4, 2 and 1; every store has release, which makes
-/// whichever piece is the last one right.
+/// Copies in words, then in pieces of 4, 2 and 1 bytes. Every store has release ordering, so that the last one has it
+/// whichever piece that is.
 ///
 /// # Safety
 /// As [`copy`]; besides, both must be aligned to 8 bytes.
@@ -143,7 +142,7 @@ unsafe fn copy_rest(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies byte by byte until both sides are aligned to 8, as far as they ever are together.
+/// Copies single bytes until both addresses are aligned to 8. If they never are at the same time, copies everything.
 ///
 /// Returns how many bytes were copied.
 ///
@@ -160,7 +159,7 @@ unsafe fn copy_bytes(dst: *mut u8, src: *const u8, len: usize) -> usize {
     at
 }
 
-/// What [`copy`] does for any length and alignment, in portable code.
+/// Copies bytes of any length and alignment, as [`copy`] does, in portable code.
 ///
 /// # Safety
 /// As [`copy`].
@@ -184,7 +183,7 @@ use x86_64::{compare_exchange, copy_other, load, piece_1, piece_2, piece_4, piec
 mod atomics {
     use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-    /// Moves one piece as one load and one store, with release.
+    /// Defines a function that copies one piece by one load and one store, with release ordering.
     macro_rules! piece {
         ($name:ident, $atomic:ty) => {
             /// # Safety
@@ -233,16 +232,16 @@ mod atomics {
     }
 }
 
-/// On this processor each load acquires and each store releases, and a piece that does not straddle an aligned word is
-/// accessed at once.
+/// The copies for x86-64, where each load acquires and each store releases, and an access within an aligned 8-byte word is
+/// atomic.
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::asm;
     use core::ops::Range;
     use core::sync::atomic::{Ordering, fence};
 
-    /// A block of instructions that access exposed memory, and its operands. It is listed in a section: a thread that
-    /// faults in it continues at its end.
+    /// A block of instructions that access exposed memory, and its operands. The block is listed in a section of the
+    /// executable: a thread that faults in it continues at its end.
     macro_rules! access {
         ($($instruction:literal),+; $($operand:tt)*) => {
             asm!(
@@ -258,7 +257,7 @@ mod x86_64 {
         };
     }
 
-    /// Moves one piece of any alignment.
+    /// Defines a function that copies one piece of any alignment.
     macro_rules! piece {
         ($name:ident, $load:literal, $store:literal) => {
             /// # Safety
@@ -316,17 +315,17 @@ mod x86_64 {
         before
     }
 
-    /// Bytes for which the string instruction beats a loop of vectors: neither short, nor more than a second-level cache
-    /// holds of both sides.
+    /// Lengths in bytes for which `rep movsb` is faster than a loop of vectors: neither short, nor so long that source and
+    /// target exceed a second-level cache.
     const STRING: Range<usize> = 2048..512 * 1024;
 
     /// Bytes of a cache line.
     const LINE: usize = 64;
 
-    /// Bytes after which the processor's first comparison of addresses repeats.
+    /// The processor first compares the addresses of loads and stores modulo this number of bytes.
     const PAGE: usize = 4096;
 
-    /// Copies what is not short and aligned.
+    /// Copies bytes where the length is not small or the addresses are not aligned.
     ///
     /// # Safety
     /// As [`super::copy`].
@@ -351,7 +350,7 @@ mod x86_64 {
         }
     }
 
-    /// Copies all but the last piece.
+    /// Copies everything before the last piece, which has to be written last.
     ///
     /// # Safety
     /// As [`super::copy`].
@@ -379,9 +378,8 @@ mod x86_64 {
         }
     }
 
-    /// Whether the target is less than a line ahead of the source, as far as the address within a
-    /// page tells. The processor then takes each load for one of the stores just made, and the
-    /// string instruction runs fifteen times slower.
+    /// Whether the target is less than a cache line ahead of the source, modulo [`PAGE`]. The processor then takes each
+    /// load for one of the stores just made, and `rep movsb` runs fifteen times slower.
     #[inline]
     fn is_just_ahead(dst: *mut u8, src: *const u8) -> bool {
         let ahead = dst.addr().wrapping_sub(src.addr()) % PAGE;
@@ -436,7 +434,7 @@ mod x86_64 {
         }
     }
 
-    /// Copies fewer than 64 bytes in pieces of 8, 4, 2 and 1 of any alignment.
+    /// Copies fewer than 64 bytes in pieces of 8, 4, 2 and 1 bytes of any alignment.
     ///
     /// # Safety
     /// As [`super::copy`].

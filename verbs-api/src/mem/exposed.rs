@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{Allocation, Span};
 
-/// Memory that may be registered with remote rights or by fast-register. Cloning shares it.
+/// Memory that may be registered with remote rights or by fast-register. A clone refers to the same memory.
 ///
 /// ```
 /// use verbs_api::Memory;
@@ -31,28 +31,28 @@ pub struct Memory {
     allocation: Arc<Allocation>,
 }
 
-/// The system has no memory of this size.
+/// The operating system has no memory of this size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("no memory for {length} bytes")]
 pub struct OutOfMemory {
-    /// Bytes wanted.
+    /// How many bytes were asked for.
     pub length: usize,
 }
 
-/// An access beyond the end of a memory.
+/// An access went beyond the end of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("bytes {offset} to {offset} + {length} lie outside a memory of {size} bytes")]
 pub struct OutOfRange {
-    /// First byte wanted.
+    /// Offset of the first byte that was to be accessed.
     pub offset: usize,
-    /// Bytes wanted.
+    /// How many bytes were to be accessed.
     pub length: usize,
-    /// Bytes there.
+    /// How many bytes the memory has.
     pub size: usize,
 }
 
 impl Memory {
-    /// `length` zeroed bytes at a page boundary.
+    /// Allocates `length` zeroed bytes at a page boundary.
     ///
     /// # Errors
     /// The system has no such memory.
@@ -63,22 +63,22 @@ impl Memory {
         })
     }
 
-    /// Bytes.
+    /// Returns the number of bytes of the memory.
     pub fn len(&self) -> usize {
         self.allocation.len()
     }
 
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The address of the first byte, as verbs and peers name it.
+    /// Returns the address of the first byte, as verbs and peers name it.
     pub fn address(&self) -> u64 {
         self.allocation.as_ptr().expose_provenance() as u64
     }
 
-    /// A range of this memory that keeps it alive.
+    /// Returns a range of this memory, which keeps the memory alive.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -91,7 +91,7 @@ impl Memory {
         })
     }
 
-    /// Copies bytes out.
+    /// Copies the bytes from `offset` on into `target`, as many as it has.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -100,7 +100,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes in.
+    /// Copies the bytes of `source` to `offset`.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -109,7 +109,7 @@ impl Memory {
         Ok(())
     }
 
-    /// A copy of a range.
+    /// Returns a copy of the bytes in a range.
     ///
     /// # Errors
     /// The range is out of bounds.
@@ -120,7 +120,8 @@ impl Memory {
         Ok(copy)
     }
 
-    /// A copy of a value that lies at `offset`, aligned or not. What a peer writes meanwhile may be in it in part.
+    /// Returns a copy of the value at `offset`, aligned or not. If a peer writes at the same moment, the copy may contain a
+    /// part of what it writes.
     ///
     /// ```
     /// use verbs_api::Memory;
@@ -143,17 +144,17 @@ impl Memory {
     /// ```
     ///
     /// # Errors
-    /// The value lies outside.
+    /// The value extends beyond the end of the memory.
     pub fn read_as<T: FromBytes + IntoBytes>(&self, offset: usize) -> Result<T, OutOfRange> {
         let mut value = T::new_zeroed();
         self.read(offset, value.as_mut_bytes())?;
         Ok(value)
     }
 
-    /// Copies a value in, aligned or not.
+    /// Copies a value to `offset`, aligned or not.
     ///
     /// # Errors
-    /// The value lies outside.
+    /// The value extends beyond the end of the memory.
     pub fn write_from<T: IntoBytes + Immutable>(
         &self,
         offset: usize,
@@ -162,10 +163,10 @@ impl Memory {
         self.write(offset, value.as_bytes())
     }
 
-    /// One byte, with acquire order: a program that spins on the last byte of a message sees all before it.
+    /// Reads one byte with acquire ordering: a program that spins on the last byte of a message then sees all earlier ones.
     ///
     /// # Errors
-    /// The byte lies outside.
+    /// The byte is beyond the end of the memory.
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfRange> {
         let mut byte = [0];
         self.read(offset, &mut byte)?;
@@ -173,20 +174,20 @@ impl Memory {
         Ok(byte[0])
     }
 
-    /// Eight bytes as a native integer; `offset` is a multiple of eight.
+    /// Atomically reads eight bytes as a native integer; `offset` must be a multiple of eight.
     ///
     /// # Errors
-    /// The bytes lie outside, or are misaligned.
+    /// The bytes extend beyond the end of the memory, or are misaligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfRange> {
         self.span(offset, 8)?
             .load_u64()
             .ok_or_else(|| self.out_of_range(offset, 8))
     }
 
-    /// Writes eight bytes at once; `offset` is a multiple of eight.
+    /// Atomically writes eight bytes; `offset` must be a multiple of eight.
     ///
     /// # Errors
-    /// The bytes lie outside, or are misaligned.
+    /// The bytes extend beyond the end of the memory, or are misaligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfRange> {
         self.span(offset, 8)?
             .store_u64(value)
@@ -226,27 +227,27 @@ pub struct MemoryRange {
 }
 
 impl MemoryRange {
-    /// The memory it belongs to.
+    /// Returns the memory that the range is a part of.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The first byte, counted from the start of the memory.
+    /// Returns the offset of the first byte from the start of the memory.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Bytes.
+    /// Returns the number of bytes in the range.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the range has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte, as verbs and peers name it.
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset as u64
     }

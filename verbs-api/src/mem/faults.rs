@@ -1,10 +1,11 @@
-//! Accesses that fault.
+//! Lets a thread continue after an access to exposed memory has faulted.
 //!
-//! A program may protect registered memory, truncate its file, or give it up by a call that is not interposed. An adapter
-//! does not notice: it has the pages pinned. The access of a software device faults. Every block of [`copy`](super::copy) that
-//! accesses exposed memory is listed in a section of the executable. Where one faults, the handler of the signal notes the thread
-//! and lets it continue at the end of the block. The thread looks at one flag after each copy, and repeats the copy through the
-//! kernel, which also writes protected memory. Memory that has gone is read as zeros, and a write to it is dropped.
+//! A program may protect registered memory, truncate its file, or unmap it by a call that is not interposed. A hardware
+//! adapter does not notice, because it has the pages pinned. The access of a software device faults. Every block of
+//! [`copy`](super::copy) that accesses exposed memory is listed in a section of the executable. Where one faults, the
+//! handler of the signal notes the thread and lets it continue at the end of the block. The thread checks one flag after
+//! each copy, and repeats the copy through the kernel, which also writes protected memory. Memory that no longer exists is
+//! read as zeros, and a write to it is dropped.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nix::libc;
 
-/// A block that accesses exposed memory: where it begins and ends, each relative to where that is stored.
+/// A block of instructions that access exposed memory. Start and end are stored as distances from the fields themselves.
 #[repr(C)]
 struct Block {
     start: i32,
@@ -30,7 +31,8 @@ fn absolute(relative: &i32) -> usize {
         .wrapping_add_signed(*relative as isize)
 }
 
-/// Where a thread continues that has faulted at this instruction, if the instruction is of a listed block.
+/// Returns the address of the instruction at which a thread continues that has faulted at the instruction `at`; `None` if
+/// `at` is not in a listed block.
 pub(super) fn way_out(at: usize) -> Option<usize> {
     let (first, last): (*const Block, *const Block);
     // SAFETY: the linker makes both symbols for the section to which `copy` adds a block for each access, and lays the blocks
@@ -54,9 +56,9 @@ pub(super) fn way_out(at: usize) -> Option<usize> {
         .map(|block| block.end)
 }
 
-/// Threads whose accesses have faulted and that have not looked yet; 0 stands for none.
+/// Threads whose accesses have faulted and which have not called [`was_ours`] since; 0 marks a free entry.
 static FAULTED: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
-/// How many.
+/// The number of threads in [`FAULTED`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn this_thread() -> usize {
@@ -64,7 +66,7 @@ fn this_thread() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// The calling thread has faulted. Called by the handler of the signal.
+/// Notes that the calling thread has faulted. The signal handler calls it.
 pub(super) fn note() {
     let thread = this_thread();
     loop {
@@ -83,13 +85,13 @@ pub(super) fn note() {
     }
 }
 
-/// Whether an access of any thread has faulted. It costs a load, after each access.
+/// Whether any thread has faulted and not noticed it. It costs one load after each access.
 #[inline]
 pub(super) fn are_noted() -> bool {
     COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Whether an access of this thread has faulted since it last asked.
+/// Whether an access of this thread has faulted since its last call.
 #[cold]
 pub(super) fn was_ours() -> bool {
     let thread = this_thread();
@@ -106,7 +108,8 @@ pub(super) fn was_ours() -> bool {
 
 const PAGE: usize = 4096;
 
-/// The memory of this process, as the kernel accesses it: it may read and write what the process may not.
+/// The memory of this process, accessed through the kernel, which may read and write pages that are protected from the
+/// process.
 struct ByKernel(Option<File>);
 
 impl ByKernel {
@@ -152,7 +155,7 @@ impl ByKernel {
     }
 }
 
-/// Makes a copy again.
+/// Repeats a copy that faulted, through the kernel.
 pub(super) fn copy(dst: *mut u8, src: *const u8, len: usize) {
     let (memory, mut piece) = (ByKernel::new(), [0; PAGE]);
     let (dst, src) = (dst.expose_provenance(), src.expose_provenance());
@@ -167,19 +170,19 @@ pub(super) fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Reads a word again.
+/// Repeats the read of a word that faulted, through the kernel.
 pub(super) fn load(word: *const u64) -> u64 {
     let mut bytes = [0; 8];
     ByKernel::new().read(word.expose_provenance(), &mut bytes);
     u64::from_ne_bytes(bytes)
 }
 
-/// Writes a word again.
+/// Repeats the write of a word that faulted, through the kernel.
 pub(super) fn store(word: *mut u64, value: u64) {
     ByKernel::new().write(word.expose_provenance(), &value.to_ne_bytes());
 }
 
-/// Replaces a word that is `compare`; returns its value before.
+/// Repeats a compare-and-swap that faulted, through the kernel; returns the word's previous value.
 pub(super) fn compare_exchange(word: *mut u64, compare: u64, swap: u64) -> u64 {
     // Atomic among those that are made again: a program that has protected the word does not change it meanwhile.
     static ALONE: Mutex<()> = Mutex::new(());

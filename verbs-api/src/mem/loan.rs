@@ -1,16 +1,16 @@
-//! Buffers that are lent to the device, under a small number that travels with the request.
+//! Private buffers that belong to the device while they are posted, under a small number that is part of the request.
 // Ending a loan is unsafe: giving buffers back while the device still has them would make two owners.
 #![allow(unsafe_code)]
 
 use super::Buffers;
 use crate::fork::ForkLock;
 
-/// Names the buffers of one or more posted requests; 0 names none.
+/// A number for the private buffers that one or more posted requests have passed to the device; 0 stands for none.
 ///
-/// A provider keeps the loan of a request until it retires. It puts the loan into the request's
-/// [completion](crate::Completion::set_loan); where the request completes without one (an unsignaled success) it
-/// [joins](Loan::join) it to the next completion of that queue. A queue that is reset or destroyed
-/// [releases](Loan::release) what it still holds. The number by itself does nothing.
+/// A provider keeps the loan of a request until the request retires, and then puts it into the request's
+/// [completion](crate::Completion::set_loan). If there is none (an unsignaled success), it [joins](Loan::join) the loan to
+/// the next completion of that queue. When a queue is reset or destroyed, the provider [releases](Loan::release) the loans
+/// of its requests. Dropping the number has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[must_use]
 pub struct Loan(u32);
@@ -37,25 +37,25 @@ static LEDGER: ForkLock<Ledger> = ForkLock::new(Ledger {
 });
 
 impl Loan {
-    /// No buffers.
+    /// The loan that stands for no buffers.
     pub const NONE: Self = Self(0);
 
-    /// Whether no buffers are named.
+    /// Whether the loan stands for no buffers.
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// The number, for a provider's queue entry.
+    /// Returns the number, for a provider's queue entry.
     pub const fn to_bits(self) -> u32 {
         self.0
     }
 
-    /// The loan of which `bits` is the number.
+    /// Converts a loan's number back to the loan.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// One loan that names the buffers of both, those of `self` first.
+    /// Returns one loan for the buffers of both, those of `self` first.
     ///
     /// # Safety
     /// Both come from retired requests of one queue whose buffers have not been given back or joined yet.
@@ -72,7 +72,7 @@ impl Loan {
         self
     }
 
-    /// Gives the buffers back to their pools.
+    /// Returns the buffers of the loan to their pools.
     ///
     /// # Safety
     /// The device no longer accesses them, and they have not been given back or joined yet.
@@ -101,7 +101,7 @@ pub(crate) fn take_back(loan: Loan) -> Buffers {
     all
 }
 
-/// The same into an existing collection, which reuses its allocation.
+/// Moves the buffers of a loan into an existing collection, whose allocation is reused.
 pub(crate) fn take_back_into(loan: Loan, all: &mut Buffers) {
     if loan.is_none() {
         return;

@@ -1,4 +1,4 @@
-//! Registered memory, and what names it: see [`memory`](crate::memory), where programs find it.
+//! Registered memory, and its keys and entries: see [`memory`](crate::memory), where programs find it.
 
 mod allocation;
 pub mod copy;

@@ -1,4 +1,4 @@
-//! Lists of memory that a fast-register maps behind one key.
+//! Lists of memory that a fast-register maps under one key.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use thiserror::Error;
 
 use super::{Memory, MemoryRange};
 
-/// A list of pages, blocks or elements, and the memory that they lie in. Cloning shares it.
+/// A list of pages, blocks or elements for a fast-register; it keeps their memory alive. A clone refers to the same list.
 ///
-/// Immutable, so that what a key was registered with cannot change afterwards.
+/// It is immutable, so that the memory of a registered key cannot change afterwards.
 ///
 /// ```
 /// use verbs_api::{Memory, PageList};
@@ -46,7 +46,7 @@ enum Kind {
 enum Pieces {
     // One range.
     Flat(u64),
-    // Byte i lies in block (i + first_offset) / size at offset (i + first_offset) % size.
+    // Byte i is in block (i + first_offset) / size at offset (i + first_offset) % size.
     Blocks {
         size: u64,
         first_offset: u64,
@@ -56,56 +56,56 @@ enum Pieces {
     Elements(Vec<(u64, u64)>),
 }
 
-/// What [`PageList::map`] made, and how many elements it covers: a shorter count than was given is not an error.
+/// The result of [`PageList::map`]. Covering fewer elements than were given is not an error.
 #[derive(Clone, Debug)]
 pub struct Mapped {
-    /// The list.
+    /// The page list that was made.
     pub list: PageList,
-    /// Elements that lie in it whole.
+    /// How many elements the list contains whole.
     pub elements: usize,
 }
 
-/// Why a list cannot be made.
+/// Why a page list cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PageListError {
-    /// No element, or only empty ones.
+    /// There is no element, or all are empty.
     #[error("the list is empty")]
     Empty,
-    /// Page sizes are powers of two.
+    /// The page size is no power of two.
     #[error("a page size is a power of two; {0} is not")]
     PageSize(u64),
-    /// The first byte lies in the first block.
+    /// The first byte is not in the first block.
     #[error("the first byte's offset {first_offset} lies outside a block of {block_size} bytes")]
     FirstOffset {
-        /// The offset given.
+        /// The offset of the first byte that was given.
         first_offset: u64,
-        /// Bytes of a block.
+        /// The size of a block in bytes.
         block_size: u64,
     },
-    /// The blocks are all of one size, except that the last may be short.
+    /// A block has another size than the others; only the last may be shorter.
     #[error("block {index} has {length} bytes where {block_size} are needed")]
     BlockSize {
-        /// Which one.
+        /// Index of the block that has another size.
         index: usize,
-        /// Its bytes.
+        /// The size in bytes of the block that differs.
         length: usize,
-        /// Bytes of a block.
+        /// The size that every block must have, in bytes.
         block_size: u64,
     },
-    /// The blocks do not cover the length.
+    /// The number of blocks does not fit the length.
     #[error("{length} bytes from offset {first_offset} need {needed} blocks; {given} were given")]
     Length {
-        /// Bytes to cover.
+        /// How many bytes the list shall cover.
         length: u64,
-        /// Offset of the first byte.
+        /// The offset of the first byte in the first block.
         first_offset: u64,
-        /// Blocks needed.
+        /// How many blocks are needed.
         needed: u64,
-        /// Blocks given.
+        /// How many blocks were given.
         given: usize,
     },
-    /// The bytes of a list are counted in 64 bits.
+    /// The elements have 2^64 bytes or more in total.
     #[error("the list has 2^64 bytes or more")]
     TooLong,
 }
@@ -186,7 +186,7 @@ impl PageList {
         })
     }
 
-    /// Maps `elements` whole, whatever their sizes and the gaps between them. Needs `SG_GAPS`.
+    /// Maps `elements` completely, whatever their sizes and the gaps between them. Needs `SG_GAPS`.
     ///
     /// # Errors
     /// There is nothing to map, or there are 2^64 bytes or more.
@@ -213,8 +213,8 @@ impl PageList {
     /// Needs `BLOCK_LIST`. The block size need be neither a power of two nor aligned; the last block may be short.
     ///
     /// # Errors
-    /// The offset lies outside the first block, a block has another size, the count does not fit the length, or the end
-    /// lies 2^64 bytes or more behind the start of the first block.
+    /// The offset lies outside the first block, a block has another size, the number of blocks does not fit the length, or
+    /// the end is 2^64 bytes or more after the start of the first block.
     pub fn blocks(
         blocks: &[MemoryRange],
         block_size: u64,
@@ -303,32 +303,33 @@ impl PageList {
         }
     }
 
-    /// Whether both are clones of one list.
+    /// Whether both are clones of the same list.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Bytes mapped.
+    /// Returns the number of bytes that the list maps.
     pub fn len(&self) -> u64 {
         self.inner.length
     }
 
-    /// Whether no byte is mapped; never true.
+    /// Whether the list maps no byte, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.inner.length == 0
     }
 
-    /// The address of the first byte: the region's address unless the request names another.
+    /// Returns the address of the first byte, which becomes the region's address unless the request sets another.
     pub fn address(&self) -> u64 {
         self.inner.address
     }
 
-    /// Pages, blocks or elements: what `max_fast_reg_page_list_len` and a key's depth count.
+    /// Returns the number of pages, blocks or elements, which `max_fast_reg_page_list_len` and the size of an allocated key
+    /// limit.
     pub fn entries(&self) -> u32 {
         self.inner.entries
     }
 
-    /// Bytes of a page, which must be among the sizes of `page_size_cap`; none for blocks and for gap lists.
+    /// Returns the page size in bytes, which must be one of `page_size_cap`; `None` for block lists and gap lists.
     pub fn page_size(&self) -> Option<u64> {
         match self.inner.kind {
             Kind::Pages(size) => Some(size),
@@ -346,7 +347,8 @@ impl PageList {
         self.inner.kind == Kind::Gaps
     }
 
-    /// The address of byte 0 where all bytes lie in one range: a provider's short cut.
+    /// Returns the address of the first byte if all bytes are in one contiguous range, so that a provider needs no table;
+    /// otherwise `None`.
     pub fn flat_address(&self) -> Option<u64> {
         match self.inner.pieces {
             Pieces::Flat(address) => Some(address),
@@ -354,7 +356,7 @@ impl PageList {
         }
     }
 
-    /// The range that byte `offset` lies in: its address, and how many bytes follow it there.
+    /// Returns the address of the byte at `offset`, and the number of bytes from there to the end of its contiguous range.
     ///
     /// `None` beyond the end.
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {

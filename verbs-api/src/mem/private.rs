@@ -23,9 +23,9 @@ struct Registration {
     _region: Box<dyn Send + Sync>,
 }
 
-/// Buffers of one size in one private memory region. Cloning shares the pool.
+/// A pool of buffers of one size in one memory region that has local rights only. A clone refers to the same pool.
 ///
-/// Made by [`Pd::register_buffers`](crate::Pd::register_buffers).
+/// [`Pd::register_buffers`](crate::Pd::register_buffers) makes one.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, cq: &verbs_api::Cq)
@@ -71,7 +71,7 @@ impl BufferPool {
         });
     }
 
-    /// A buffer for exclusive use, its full length; `None` while all are taken.
+    /// Takes a buffer, whose length is its full size, for exclusive use; `None` while all are taken.
     pub fn take(&self) -> Option<Buffer> {
         let index = self
             .pool
@@ -86,7 +86,7 @@ impl BufferPool {
         })
     }
 
-    /// How many buffers can be taken now.
+    /// Returns how many buffers can be taken now.
     pub fn available(&self) -> usize {
         self.pool
             .free
@@ -95,7 +95,7 @@ impl BufferPool {
             .len()
     }
 
-    /// Bytes of each buffer.
+    /// Returns the size of each buffer in bytes.
     pub fn buffer_size(&self) -> usize {
         self.pool.buffer_size
     }
@@ -109,7 +109,8 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A buffer of private memory: an ordinary slice while the program holds it, the device's while it is posted.
+/// A buffer of a pool, which peers cannot access: an ordinary slice while the program holds it, and the device's while it
+/// is posted.
 ///
 /// ```no_run
 /// # fn example(pool: &verbs_api::BufferPool, qp: &verbs_api::Qp, cq: &verbs_api::Cq)
@@ -140,12 +141,12 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Makes the buffer `length` bytes long, at most its full size.
+    /// Sets the length of the buffer to `length` bytes, or to its full size if that is less.
     pub fn set_len(&mut self, length: usize) {
         self.length = length.min(self.pool.buffer_size) as u32;
     }
 
-    /// The full size, whatever the length.
+    /// Returns the full size of the buffer in bytes, whatever its length.
     pub fn capacity(&self) -> usize {
         self.pool.buffer_size
     }
@@ -174,8 +175,8 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot belongs to this buffer alone: `index` left the free list, and the device touches it only
-        // while the buffer is handed over, when no `Buffer` for it is reachable.
+        // SAFETY: the slot belongs to this buffer alone: `index` left the free list, and the device accesses it only while
+        // the buffer is posted, when no `Buffer` for it is reachable.
         unsafe { std::slice::from_raw_parts(self.start(), self.length as usize) }
     }
 }
@@ -206,7 +207,8 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// The buffers that a completion hands back: its own first, then those of the unsignaled requests that it retires.
+/// The buffers that a completion returns: those of its own request first, then those of the unsignaled requests that it
+/// retires.
 #[derive(Debug, Default)]
 pub struct Buffers {
     first: First,
@@ -232,19 +234,19 @@ impl Default for First {
 struct More(Vec<Buffer>);
 
 impl Buffers {
-    /// How many there are.
+    /// Returns the number of buffers in the collection.
     pub fn len(&self) -> usize {
         let more = self.more.as_ref().map_or(0, |more| more.0.len());
         usize::from(!self.is_empty()) + more
     }
 
-    /// Whether there are none.
+    /// Whether there are no buffers in the collection.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.first().is_none()
     }
 
-    /// The first buffer, if there is one.
+    /// Returns the first buffer; `None` if there are none.
     pub fn first(&self) -> Option<&Buffer> {
         match &self.first {
             First::Buffer(buffer) => Some(buffer),
@@ -252,7 +254,7 @@ impl Buffers {
         }
     }
 
-    /// Takes every buffer out.
+    /// Removes all buffers and returns them.
     pub fn take(&mut self) -> impl Iterator<Item = Buffer> + '_ {
         let first = self.take_first();
         let more = self.more.iter_mut().flat_map(|more| more.0.drain(..));
@@ -279,7 +281,7 @@ impl Buffers {
         self.first = First::Loan(loan);
     }
 
-    /// Replaces the loan by its buffers. Buffers of an earlier completion that are still in the slot go back to their pools.
+    /// Exchanges the loan for its buffers. Buffers of an earlier completion that are still here return to their pools.
     #[inline]
     pub(crate) fn settle(&mut self) {
         if !matches!((&self.first, &self.more), (First::Loan(Loan::NONE), None)) {

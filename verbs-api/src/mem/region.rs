@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::{Allocation, MemoryRange};
 
-/// The memory that a region is made of: a [`MemoryRange`], which this keeps alive, or memory that the program keeps.
+/// The memory of a region: a [`MemoryRange`], which this keeps alive, or memory that the program itself keeps valid.
 ///
 /// A provider may copy to and from it, as [`memory::copy`](crate::memory::copy) does, until it has completed the
 /// deregistration, or the change to other memory.
 ///
-/// To name memory of the program is unsafe:
+/// Using memory that the program itself keeps valid is unsafe:
 ///
 /// ```
 /// let mut words = [0u64; 8];
@@ -30,7 +30,7 @@ pub struct RegionMemory {
 }
 
 impl RegionMemory {
-    /// `length` bytes from `address`.
+    /// Creates it from `length` bytes of the program's memory at `address`.
     ///
     /// # Safety
     /// As for [`Pd::register_borrowed`](crate::Pd::register_borrowed), for every region made of this or of a clone.
@@ -43,10 +43,10 @@ impl RegionMemory {
         }
     }
 
-    /// `length` bytes of `allocation` from `offset`.
+    /// Creates it from `length` bytes of `allocation` from `offset` on.
     ///
     /// # Panics
-    /// They lie outside.
+    /// The bytes are not all in `allocation`.
     pub(crate) fn owned(allocation: Arc<Allocation>, offset: usize, length: usize) -> Self {
         let end = offset.checked_add(length);
         assert!(
@@ -61,17 +61,17 @@ impl RegionMemory {
         }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes of the memory.
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The address of the first byte in the process.
+    /// Returns the address of the first byte in this process.
     pub const fn address(&self) -> usize {
         self.address
     }

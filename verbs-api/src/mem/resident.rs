@@ -1,4 +1,4 @@
-//! Making sure that the memory that a program registers is there.
+//! Makes sure that the pages of memory that a program registers are present.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -6,8 +6,9 @@ use std::ffi::c_void;
 use rustix::mm::{Advice, MsyncFlags, madvise, msync};
 use rustix::param::page_size;
 
-/// Has the system provide the pages of a range, for writing or for reading, as a kernel does that pins them for a device.
-/// Returns whether all of them are there: a part may be unmapped, protected, or beyond the end of its file.
+/// Makes the operating system allocate the pages of a range, for writing or only for reading, as a kernel does that pins
+/// memory for a device. Returns whether all pages are present: a part may be unmapped, protected, or beyond the end of its
+/// file.
 pub fn make_resident(start: *const u8, length: usize, is_written: bool) -> bool {
     let before = start.addr() % page_size();
     let Some(length) = length.checked_add(before) else {
@@ -30,7 +31,7 @@ pub fn make_resident(start: *const u8, length: usize, is_written: bool) -> bool 
     }
 }
 
-/// Whether the system provides pages on request, for which the page of a local variable is the example.
+/// Whether the operating system supports this request, which is tried with the page of a local variable.
 fn knows_advice() -> bool {
     let here = 0_u8;
     let page = (&raw const here).cast::<c_void>().cast_mut();

@@ -4,10 +4,10 @@ use crate::ids::LKey;
 
 /// A scatter/gather entry: a range of registered memory, named by its local key.
 ///
-/// Made by a region ([`Mr::sge`](crate::Mr::sge)) or a key ([`MrKey::sge`](crate::MrKey::sge)): safe code can only name
-/// the memory that it registered. Length 0 is 0 bytes, and then the key is not looked at. It holds nothing: the device
-/// checks key, bounds and rights when the request runs. Laid out as the C interface has it: `addr`, `length` and `lkey` at
-/// 0, 8 and 12.
+/// A region ([`Mr::sge`](crate::Mr::sge)) or a key ([`MrKey::sge`](crate::MrKey::sge)) makes one: safe code can only name
+/// memory that it registered. Length 0 means 0 bytes, and then the key is not checked. It does not keep the memory alive:
+/// the device checks key, bounds and rights when it executes the request. Laid out as the C interface has it: `addr`,
+/// `length` and `lkey` at 0, 8 and 12.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, header: &verbs_api::Mr, body: &verbs_api::Mr)
@@ -46,35 +46,35 @@ impl Sge {
         Self { addr, length, lkey }
     }
 
-    /// An entry of these numbers, as programs of the C interface have them.
+    /// Makes an entry of these numbers, which programs of the C interface have.
     ///
     /// # Safety
     /// `lkey` is not the key of a [`BufferPool`](crate::BufferPool), whose buffers are exclusive slices: not every device
-    /// can tell its region from others. A number that is no key at all is harmless; the device refuses it.
+    /// can distinguish its region from others. A number that is no key is harmless: the device refuses the request.
     #[allow(unsafe_code)]
     pub const unsafe fn from_raw(addr: u64, length: u32, lkey: LKey) -> Self {
         Self::new(addr, length, lkey)
     }
 
-    /// Another range of what the same key opens. The device refuses one that lies outside.
+    /// Returns an entry for another range under the same key. The device refuses a range that is not in the key's region.
     #[must_use]
     pub const fn at(self, addr: u64, length: u32) -> Self {
         Self::new(addr, length, self.lkey)
     }
 
-    /// Address of the first byte; for zero-based memory, its offset.
+    /// Returns the address of the first byte; for zero-based memory, its offset.
     #[inline]
     pub const fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Bytes.
+    /// Returns the number of bytes of the range.
     #[inline]
     pub const fn length(&self) -> u32 {
         self.length
     }
 
-    /// Local key.
+    /// Returns the local key that the range is accessed by.
     #[inline]
     pub const fn lkey(&self) -> LKey {
         self.lkey

@@ -12,15 +12,15 @@ use nix::libc::{self, sigaction, siginfo_t, sigset_t};
 
 use super::faults;
 
-/// The signals of accesses that fault: memory that is protected or not mapped, and a file that has ended.
+/// The signals of faulting accesses: to memory that is protected or not mapped, or beyond the end of a mapped file.
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// `sigaction` of the C library.
+/// The type of the C library's `sigaction`.
 type SetAction = unsafe extern "C" fn(c_int, *const sigaction, *mut sigaction) -> c_int;
 
 static SET: OnceLock<SetAction> = OnceLock::new();
 
-/// What the program wants to be done with one of the signals: the fields of a `sigaction`.
+/// The action that the program has set for one of the signals: the fields of a `sigaction`.
 struct Wanted {
     handler: AtomicUsize,
     flags: AtomicI32,
@@ -65,7 +65,7 @@ impl Wanted {
         self.handler.store(action.sa_sigaction, Ordering::Relaxed);
     }
 
-    /// Has the handler below called, as the program wants its own called.
+    /// Installs this library's handler for the signal, with the flags and mask that the program has set for its own.
     fn install(&self, signal: c_int, set: SetAction) -> c_int {
         let mut action = self.action();
         action.sa_sigaction = handle as *const () as usize;
@@ -76,8 +76,8 @@ impl Wanted {
     }
 }
 
-/// From now on accesses to exposed memory by [`copy`](super::copy) outlive faults. `set` is `sigaction`, in whose place a
-/// library that interposes it calls [`program_action`].
+/// Makes accesses to exposed memory by [`copy`](super::copy) survive faults from now on. `set` is the C library's
+/// `sigaction`. A library that interposes `sigaction` calls [`program_action`] in its place.
 ///
 /// # Errors
 /// The handlers of the signals cannot be set.
@@ -104,8 +104,8 @@ pub fn outlive_faults(set: SetAction) -> io::Result<()> {
     Ok(())
 }
 
-/// Does what `sigaction` does where a signal of faults is concerned and faults are outlived: the action is for faults that
-/// are not of ours. `None` where `sigaction` itself has to be called.
+/// Does what `sigaction` does for a signal of faults after [`outlive_faults`]: the program's action then applies only to
+/// faults outside this library's copies. Returns `None` if the caller has to call `sigaction` itself.
 ///
 /// # Safety
 /// `new` is null or readable, `old` null or writable.
@@ -132,7 +132,7 @@ pub unsafe fn program_action(
     }
 }
 
-/// The handler.
+/// The signal handler: skips the block of [`copy`](super::copy) that faulted, or takes the program's own action.
 unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel has stored the thread's registers there, and loads them afterwards.
     let instruction = unsafe {

@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 
 use super::copy;
 
-/// A range of registered memory that stays mapped for `'p`; others may write it at any time, so it is only copied.
+/// A range of registered memory that stays mapped for `'p`. Others may write it at any time, so it is only copied from and
+/// to.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'p> {
     start: *mut u8,
@@ -26,22 +27,22 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes in the range.
     pub const fn len(self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether the range has no bytes.
     pub const fn is_empty(self) -> bool {
         self.length == 0
     }
 
-    /// Where the range begins in the address space of the process.
+    /// Returns the address of the first byte in this process.
     pub fn address(self) -> u64 {
         self.start.expose_provenance() as u64
     }
 
-    /// The bytes from `offset` on, `length` of them at most.
+    /// Returns the part that begins at `offset` and has `length` bytes, or fewer where the range ends before.
     #[must_use]
     pub fn sub(self, offset: usize, length: usize) -> Self {
         let offset = offset.min(self.length);
@@ -54,21 +55,21 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// Copies the bytes of `source`, as many as both have.
+    /// Copies the first bytes of `source` to this range, as many as the shorter of the two has.
     #[inline]
     pub fn copy_from(self, source: Span<'_>) {
         // SAFETY: both ranges are mapped for the length copied.
         unsafe { copy::copy(self.start, source.start, self.length.min(source.length)) }
     }
 
-    /// Copies `source`, as much as fits.
+    /// Copies the first bytes of `source` to this range, as many as the shorter of the two has.
     #[inline]
     pub fn write(self, source: &[u8]) {
         // SAFETY: the range is mapped; `source` is an ordinary slice.
         unsafe { copy::copy(self.start, source.as_ptr(), self.length.min(source.len())) }
     }
 
-    /// Copies into `target`, as much as fits.
+    /// Copies the first bytes of this range to `target`, as many as the shorter of the two has.
     #[inline]
     pub fn read(self, target: &mut [u8]) {
         // SAFETY: the range is mapped; `target` is an ordinary slice.
@@ -81,7 +82,7 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// The eight bytes here as a native integer, read at once.
+    /// Atomically reads the first eight bytes as a native integer.
     ///
     /// `None` unless the range has eight bytes at an 8-aligned address.
     #[inline]
@@ -91,7 +92,7 @@ impl<'p> Span<'p> {
             .then(|| unsafe { copy::load_u64(self.start.cast()) })
     }
 
-    /// Writes eight bytes at once; `None` unless 8-aligned and long enough.
+    /// Atomically writes the first eight bytes; returns `None` unless the range has eight bytes at an 8-aligned address.
     #[inline]
     pub fn store_u64(self, value: u64) -> Option<()> {
         // SAFETY: checked to be aligned and long enough.
@@ -99,9 +100,10 @@ impl<'p> Span<'p> {
             .then(|| unsafe { copy::store_u64(self.start.cast(), value) })
     }
 
-    /// Replaces the eight bytes by what `change` makes of them, atomically; returns the original value.
+    /// Atomically replaces the first eight bytes by what `change` returns for them; returns their original value.
     ///
-    /// `change` returns `None` to leave them. `None` unless 8-aligned and long enough.
+    /// If `change` returns `None`, they stay as they are. Returns `None` unless the range has eight bytes at an 8-aligned
+    /// address.
     #[inline]
     pub fn update_u64(self, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut current = self.load_u64()?;

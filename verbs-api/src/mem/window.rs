@@ -1,11 +1,12 @@
 //! Kinds of memory windows.
 
-/// Kinds of memory windows.
+/// The type of a memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_mw_type")]
 pub enum MwType {
-    /// Bound by a verb; usable by every queue pair of the domain.
+    /// A type 1 window: bound by a verb of its own, and usable through every queue pair of its protection domain.
     Type1,
-    /// Bound by a work request; usable by one queue pair. 2A or 2B as the device has it.
+    /// A type 2 window: bound by a work request, and usable through one queue pair. Whether it is 2A or 2B depends on the
+    /// device.
     Type2,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::numbers::{Number, Numbers};
 
-/// A kind of attribute that requests can carry: a `static` of the extension's crate.
+/// A kind of attribute that an extension adds to requests: a `static` of the extension's crate.
 #[derive(Debug)]
 pub struct RequestAttributeKind {
     extension: &'static str,
@@ -15,7 +15,7 @@ pub struct RequestAttributeKind {
 static KINDS: Numbers<RequestAttributeKind, 254> = Numbers::new();
 
 impl RequestAttributeKind {
-    /// The attribute `name` of an extension.
+    /// Describes the attribute `name` of an extension.
     pub const fn new(extension: &'static str, name: &'static str) -> Self {
         Self {
             extension,
@@ -24,20 +24,20 @@ impl RequestAttributeKind {
         }
     }
 
-    /// Name of its extension.
+    /// Returns the name of the extension.
     pub const fn extension(&self) -> &'static str {
         self.extension
     }
 
-    /// Its name.
+    /// Returns the name of the attribute.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// This attribute with a value.
+    /// Returns the attribute with this value, for the method `with` of a request.
     ///
     /// # Panics
-    /// This process has as many kinds as it can have: 254.
+    /// This process uses more than 254 kinds.
     pub fn with(&'static self, value: u32) -> RequestAttribute {
         let number = KINDS.of(self, &self.number);
         RequestAttribute {
@@ -55,7 +55,7 @@ impl PartialEq for RequestAttributeKind {
 
 impl Eq for RequestAttributeKind {}
 
-/// An attribute of a request: 32 bits. Any request takes one, with its method `with`.
+/// An attribute of a request: a kind, and a value of 32 bits. Every request can have one, set by its method `with`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestAttribute {
     // Counted from 1.
@@ -72,14 +72,14 @@ impl RequestAttribute {
         (kind != 0).then_some(Self { kind, value })
     }
 
-    /// What kind it is of.
+    /// Returns the kind of the attribute.
     pub fn kind(self) -> &'static RequestAttributeKind {
         KINDS
             .at(usize::from(self.kind) - 1)
             .expect("made by a kind that is there")
     }
 
-    /// Its value.
+    /// Returns the value of the attribute.
     pub const fn value(self) -> u32 {
         self.value
     }

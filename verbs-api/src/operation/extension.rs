@@ -1,4 +1,4 @@
-//! Operations of extensions: what a request of one is, and the registry's numbers for them.
+//! Operations of extensions: their description, and the numbers that this process assigns to them.
 
 use std::any::Any;
 use std::fmt;
@@ -9,37 +9,38 @@ use super::numbers::{Number, Numbers};
 use crate::capability::FeatureInfo;
 use crate::service::Operations;
 
-/// Operations of extensions that one process can have.
+/// How many operations of extensions one process can use.
 const MOST: usize = 32;
-/// The bit of the first one in [`Operations`].
+/// The bit in [`Operations`] of the first operation of an extension that is used.
 const FIRST_BIT: u32 = 32;
-/// The bit that no queue pair has: of an operation for which there is no place any more.
+/// The bit that stands for an operation beyond the largest number. No queue pair has it, so that such an operation is
+/// refused.
 const NO_PLACE: Operations = Operations::from_bits_retain(1 << 31);
-/// The completion opcode of the first one.
+/// The completion opcode of the first operation of an extension that is used.
 const FIRST_OPCODE: u8 = 64;
 
-/// What an operation does with the scatter/gather list of its request.
+/// How an operation uses the scatter/gather list of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationData {
-    /// It has none.
+    /// The operation has no scatter/gather list.
     None,
-    /// Its bytes travel with the request, at most this many.
+    /// The bytes of the list are sent with the request.
     Source {
-        /// Bytes.
+        /// The largest number of bytes that the list may contain.
         most: u16,
     },
-    /// The answer is placed there, at least this many bytes.
+    /// The answer of the peer is placed into the list.
     Sink {
-        /// Bytes.
+        /// The least number of bytes that the list must have room for.
         least: u16,
     },
 }
 
-/// An operation of an extension: a `static` of its crate.
+/// An operation that an extension adds: a `static` of the extension's crate.
 ///
-/// Its requests travel in the send queue like any other. An operation is carried out at the peer and answered; it counts
-/// as a read or an atomic, which fences wait for and `max_rd_atomic` limits. One that is [local](Self::local) is carried
-/// out where it was posted.
+/// Its requests are posted to the send queue like others. The peer executes the operation and answers it; it counts as a
+/// read or an atomic, for which fences wait and whose number `max_rd_atomic` limits. An operation that is
+/// [local](Self::local) is executed by the device that it was posted to.
 ///
 /// ```
 /// use verbs_api::{capability::FeatureSet, extension::{ExtensionOperation, FeatureInfo, OperationData, feature}};
@@ -65,10 +66,12 @@ pub struct ExtensionOperation {
 }
 
 impl ExtensionOperation {
-    /// Bytes of the body and the data of a request together, and of an answer: they fit the smallest packet.
+    /// The largest number of bytes of a request's body and data together, and of an answer: they fit into the smallest
+    /// packet.
     pub const MAX_OCTETS: usize = 240;
 
-    /// The operation `number` of an extension, which takes `feature`. The number is what travels, so it stays.
+    /// Describes the operation `number` of an extension. The device must have been granted `feature`. The number is sent on
+    /// the wire, so it must never change.
     pub const fn new(
         extension: &'static str,
         name: &'static str,
@@ -88,7 +91,7 @@ impl ExtensionOperation {
         }
     }
 
-    /// Its requests have a body of so many bytes.
+    /// Sets the number of bytes of a request's body.
     ///
     /// # Panics
     /// More than [`MAX_OCTETS`](Self::MAX_OCTETS): at compile time, for a `static`.
@@ -99,7 +102,7 @@ impl ExtensionOperation {
         self
     }
 
-    /// What it does with the scatter/gather list.
+    /// Sets how the operation uses the scatter/gather list.
     ///
     /// # Panics
     /// More than [`MAX_OCTETS`](Self::MAX_OCTETS), with the body: at compile time, for a `static`.
@@ -110,7 +113,7 @@ impl ExtensionOperation {
         self
     }
 
-    /// It is carried out where it was posted, and nothing travels.
+    /// Makes the operation local: the device that it was posted to executes it, and nothing is sent.
     #[must_use]
     pub const fn local(mut self) -> Self {
         self.is_local = true;
@@ -135,48 +138,48 @@ impl ExtensionOperation {
         );
     }
 
-    /// Name of its extension.
+    /// Returns the name of the extension.
     pub const fn extension(&self) -> &'static str {
         self.extension
     }
 
-    /// The number of its extension on the wire.
+    /// Returns the number that identifies the extension on the wire.
     #[inline]
     pub const fn extension_id(&self) -> u32 {
         self.extension_id
     }
 
-    /// Its name, like the bit of an operation: `CHECKSUM`.
+    /// Returns the name of the operation, in the style of operation bits: `CHECKSUM`.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its number on the wire, within the extension.
+    /// Returns the number that identifies the operation on the wire, within its extension.
     pub const fn number(&self) -> u16 {
         self.number
     }
 
-    /// The feature that it takes.
+    /// Returns the feature that must have been granted.
     pub const fn feature(&self) -> &FeatureInfo {
         &self.feature
     }
 
-    /// Bytes of the body of a request.
+    /// Returns the number of bytes of a request's body.
     pub const fn body_len(&self) -> usize {
         self.body as usize
     }
 
-    /// What it does with the scatter/gather list.
+    /// Returns how the operation uses the scatter/gather list.
     pub const fn data_use(&self) -> OperationData {
         self.data
     }
 
-    /// Whether it is carried out where it was posted.
+    /// Whether the device that the operation was posted to executes it, and nothing is sent.
     pub const fn is_local(&self) -> bool {
         self.is_local
     }
 
-    /// Its bit in the operations of a queue pair: a number of this process, which never leaves it.
+    /// Returns the operation's bit in the operations of a queue pair. The process assigns it, and it is never sent.
     #[inline]
     pub fn bit(&'static self) -> Operations {
         match self.place() {
@@ -185,7 +188,7 @@ impl ExtensionOperation {
         }
     }
 
-    /// The opcode of its completions: a number of this process, which never leaves it.
+    /// Returns the opcode of the operation's completions. The process assigns it, and it is never sent.
     #[inline]
     pub fn wc_opcode(&'static self) -> WcOpcode {
         WcOpcode::from_code(FIRST_OPCODE + self.place().unwrap_or(MOST as u8 - 1))
@@ -200,10 +203,10 @@ impl ExtensionOperation {
 static TABLE: Numbers<ExtensionOperation, MOST> = Numbers::new();
 
 impl Operations {
-    /// Those of the core.
+    /// All operations of the core.
     pub const CORE: Self = Self::all();
 
-    /// The operations of extensions among these.
+    /// Iterates over the operations of extensions that are in this set.
     pub fn of_extensions(self) -> impl Iterator<Item = &'static ExtensionOperation> {
         let places = (self.bits() >> FIRST_BIT) as u32;
         (0..MOST)
@@ -211,7 +214,7 @@ impl Operations {
             .filter_map(|place| TABLE.at(place))
     }
 
-    /// The names of all of them, those of extensions included.
+    /// Returns the names of all operations in this set, those of extensions included.
     pub fn names(self) -> Vec<&'static str> {
         let core = self.iter_names().map(|(name, _)| name);
         core.chain(self.of_extensions().map(ExtensionOperation::name))
@@ -219,7 +222,7 @@ impl Operations {
     }
 }
 
-/// The operation of the extension whose completions have this opcode.
+/// Returns the operation of an extension whose completions have this opcode; `None` if there is none.
 pub(super) fn of_opcode(code: u8) -> Option<&'static ExtensionOperation> {
     TABLE.at(usize::from(code.checked_sub(FIRST_OPCODE)?))
 }
@@ -238,17 +241,17 @@ impl fmt::Debug for ExtensionOperation {
     }
 }
 
-/// Objects that a request keeps alive until it has retired.
+/// Objects that a request, or a queue, keeps alive: until the request has retired, or the queue was destroyed.
 #[derive(Clone)]
 pub struct Held(Arc<dyn Any + Send + Sync>);
 
 impl Held {
-    /// Holds this: a handle, or several in a tuple.
+    /// Keeps `objects` alive: a handle, or several in a tuple.
     pub fn new(objects: impl Any + Send + Sync) -> Self {
         Self(Arc::new(objects))
     }
 
-    /// What is held, if it is of this type.
+    /// Returns the objects if they are of the type `T`.
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }
@@ -260,9 +263,10 @@ impl fmt::Debug for Held {
     }
 }
 
-/// The number of an extension on the wire, made of its name: 32 bits (FNV-1a).
+/// Returns the 32-bit number that identifies an extension on the wire, derived from its name (FNV-1a).
 ///
-/// Everything without a standard encoding of its own shares one opcode of a transport, and this number says whose it is.
+/// All operations of extensions without a standard encoding share one opcode of a transport; this number distinguishes the
+/// extensions.
 pub const fn extension_id(name: &str) -> u32 {
     let bytes = name.as_bytes();
     let mut hash = 0x811c_9dc5_u32;

@@ -1,4 +1,5 @@
-//! What extensions add to requests, by the numbers that this process gives it: operations, attributes, opcodes of completions.
+//! What extensions add to requests, with the numbers that this process assigns: operations, attributes, opcodes of
+//! completions.
 
 mod attribute;
 mod extension;

@@ -1,11 +1,11 @@
-//! Numbers that the registry gives to what extensions define: of this process, and never leaving it.
+//! Numbers that the process assigns to operations and attributes of extensions. They are never sent.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::fork::ForkLock;
 
-/// The number of one `static`; none before it was asked for.
+/// The number of one `static`, assigned when it is first asked for.
 #[derive(Debug)]
 pub(super) struct Number(AtomicU8);
 
@@ -15,7 +15,7 @@ impl Number {
     }
 }
 
-/// The `static`s of one kind, by number.
+/// The `static`s of one kind that have a number, by number.
 pub(super) struct Numbers<T: 'static, const N: usize> {
     // A child of a fork has the numbers of its parent.
     taken: ForkLock<u8>,
@@ -34,7 +34,7 @@ impl<T: Sync, const N: usize> Numbers<T, N> {
         self.table.get(number)?.get().copied()
     }
 
-    /// The number of `it`, which has its place in `number`; `None` where all are taken.
+    /// Returns the number of `it`, which `number` caches, and assigns one if it has none; `None` if all numbers are taken.
     #[inline]
     pub(super) fn of(&'static self, it: &'static T, number: &Number) -> Option<u8> {
         match number.0.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! What a probe found otherwise than the rule says.
+//! Evidence that a rule does not hold.
 
 use std::fmt;
 use std::panic::Location;
@@ -12,18 +12,19 @@ use crate::mem::{OutOfMemory, OutOfRange};
 use crate::post::{PostError, PostReason};
 use crate::wc::WcStatus;
 
-/// What kind of thing a probe found.
+/// What a probe found instead of a rule that holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EvidenceKind {
-    /// The rule was broken.
+    /// The rule that the probe checks is broken.
     Wrong,
-    /// The device said that it does not have what the probe used.
+    /// The device reported that it does not support what the probe used.
     Unsupported,
-    /// The rule cannot be looked at here, for a reason that is not the device's.
+    /// The rule cannot be checked here, for a reason that is not the device's, such as a network without a peer.
     NotHere,
 }
 
-/// What a probe found, and where in the probe. Errors of verbs and of posting become evidence with `?`.
+/// What a probe found instead of a rule that holds, and where in the probe. The operator `?` converts errors of verbs and
+/// of posting.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     kind: EvidenceKind,
@@ -32,20 +33,20 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// The rule was broken: what was found.
+    /// The rule is broken; `found` describes what the probe found.
     #[track_caller]
     pub fn wrong(found: impl Into<String>) -> Self {
         Self::of(EvidenceKind::Wrong, found.into())
     }
 
-    /// The device said that it does not have what the probe used: how.
+    /// The device reported that it does not support what the probe used; `said` is the text of its error.
     #[track_caller]
     pub fn unsupported(said: impl Into<String>) -> Self {
         Self::of(EvidenceKind::Unsupported, said.into())
     }
 
-    /// A request that is legal ended so. An operation that a device does not have ends as one that its queue pair cannot
-    /// do, where it was granted nonetheless.
+    /// Makes the evidence of a legal request that completed with the error `status`. A status by which a device refuses an
+    /// operation that it does not have makes it [`Unsupported`](EvidenceKind::Unsupported).
     #[track_caller]
     pub fn ended(status: WcStatus) -> Self {
         let said = format!("a request that is legal failed with {status:?}");
@@ -55,7 +56,7 @@ impl Evidence {
         }
     }
 
-    /// The rule cannot be looked at here: why.
+    /// The rule cannot be checked here; `why` is the reason.
     #[track_caller]
     pub fn not_here(why: impl Into<String>) -> Self {
         Self::of(EvidenceKind::NotHere, why.into())
@@ -67,17 +68,17 @@ impl Evidence {
         Self { kind, found, at }
     }
 
-    /// What kind of thing it is.
+    /// Returns the kind of evidence.
     pub const fn kind(&self) -> EvidenceKind {
         self.kind
     }
 
-    /// What was found.
+    /// Returns the text that describes what the probe found.
     pub fn found(&self) -> &str {
         &self.found
     }
 
-    /// Where in the probe: file and line.
+    /// Returns the file and line in the probe where this was found.
     pub fn at(&self) -> String {
         format!("{}:{}", self.at.file(), self.at.line())
     }
@@ -166,7 +167,7 @@ fn of_errno(errno: i32) -> EvidenceKind {
     }
 }
 
-/// Sees that a condition holds, in a probe: otherwise what follows is the evidence.
+/// Checks a condition in a probe; if it is false, the probe ends with the text that follows as its evidence.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __ensure {
@@ -177,7 +178,7 @@ macro_rules! __ensure {
     };
 }
 
-/// Sees that two values are equal, in a probe: otherwise both are the evidence, with what they are.
+/// Checks that two values are equal in a probe; if not, the probe ends with both values as its evidence.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __ensure_eq {

@@ -21,7 +21,7 @@ pub use verify::{Finding, ProbeResult, Verdict, Verified, refusal_of, verify};
 use crate::capability::{BaselineGaps, DeviceAttributes, FeatureInfo};
 use crate::transport::Transport;
 
-/// What a probe answers.
+/// The result of a probe: the rule holds, or the evidence that it does not.
 pub type Outcome = Result<(), Evidence>;
 
 /// A small program that proves one rule of one feature.
@@ -59,8 +59,8 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A probe of `feature`. `id` is unique and begins with the extension's name, `rule` names where the rule is written
-    /// down, `about` states the behaviour in one line.
+    /// Describes a probe of `feature`. `id` is unique and begins with the extension's name, `rule` names where the rule is
+    /// written down, `about` states the expected behaviour in one line.
     pub const fn new(
         feature: &FeatureInfo,
         id: &'static str,
@@ -82,70 +82,71 @@ impl Probe {
         }
     }
 
-    /// Runs only where the device claims all of these as well.
+    /// Lets the probe run only on devices that claim all of these features as well.
     #[must_use]
     pub const fn needs(mut self, features: &'static [FeatureInfo]) -> Self {
         self.needs = features;
         self
     }
 
-    /// Runs only where the device has none of these gaps.
+    /// Lets the probe run only on devices that have none of these gaps.
     #[must_use]
     pub const fn without(mut self, gaps: BaselineGaps) -> Self {
         self.gaps = gaps;
         self
     }
 
-    /// Runs only on devices of this transport: the rule is the transport's own.
+    /// Lets the probe run only on devices of this transport, because the rule is the transport's own.
     #[must_use]
     pub const fn only_on(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
         self
     }
 
-    /// `other` excludes the feature, and does what the probe tries as well: a device that claims `other` is not tried, and
-    /// one that claims both is wrong.
+    /// Names a feature that excludes the probe's own and can do what the probe tries as well. The probe does not run on a
+    /// device that claims `other`, and a device that claims both is at fault.
     #[must_use]
     pub const fn or_else(mut self, other: &FeatureInfo) -> Self {
         self.instead = Some(*other);
         self
     }
 
-    /// What is documented of a device without the feature, where no error can say so: what it does instead. A device
-    /// that does not claim the feature, fails the probe and passes this has refused it.
+    /// Sets a probe for the documented behaviour of a device without the feature, where such a device cannot report an
+    /// error. A device that does not claim the feature, fails the main probe and passes this one counts as refusing the
+    /// feature.
     #[must_use]
     pub const fn lacking(mut self, lacking: fn(&Rig) -> Outcome) -> Self {
         self.lacking = Some(lacking);
         self
     }
 
-    /// The feature that it proves.
+    /// Returns the feature that the probe proves.
     pub const fn feature(&self) -> &FeatureInfo {
         &self.feature
     }
 
-    /// Unique name.
+    /// Returns the unique name of the probe.
     pub const fn id(&self) -> &'static str {
         self.id
     }
 
-    /// Where the rule is written down.
+    /// Returns where the rule is written down.
     pub const fn rule(&self) -> &'static str {
         self.rule
     }
 
-    /// The behaviour, in one line.
+    /// Returns the expected behaviour, in one line.
     pub const fn about(&self) -> &'static str {
         self.about
     }
 
-    /// Whether it is a probe of this feature.
+    /// Whether this is a probe of `feature`.
     pub fn proves(&self, feature: &FeatureInfo) -> bool {
         self.feature.set == feature.set && self.feature.bits & feature.bits != 0
     }
 
-    /// Why it cannot be run on a device with these attributes, if it cannot. A device that does not claim the feature
-    /// itself is tried although it lacks what the probe takes as well.
+    /// Returns why the probe cannot run on a device with these attributes; `None` if it can. On a device that does not
+    /// claim the feature (`claimed` is false), it runs even if the device lacks other features that the probe needs.
     pub fn not_here(&self, device: &DeviceAttributes, claimed: bool) -> Option<String> {
         if let Some(transport) = self.transport.filter(|&only| only != device.transport) {
             return Some(format!("a rule of {} devices", transport.name()));
@@ -159,10 +160,10 @@ impl Probe {
         Some(format!("takes {} as well", missing.name))
     }
 
-    /// Runs it.
+    /// Runs the probe on the two ends of `rig`.
     ///
     /// # Errors
-    /// What went otherwise than the rule says.
+    /// Evidence that the rule does not hold, or why it cannot be checked.
     pub fn run(&self, rig: &Rig) -> Outcome {
         (self.run)(rig)
     }

@@ -1,4 +1,4 @@
-//! Connected queue pairs, and attempts on the memory at the other end.
+//! Connected queue pairs, and attempts to access memory at the other end.
 
 use std::ops::Deref;
 
@@ -16,27 +16,27 @@ use crate::wc::{Completion, WcStatus};
 use crate::wr::requests::Operation;
 use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
 
-/// The identity of requests that helpers post.
+/// The `wr_id` of the requests that these helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
 
-/// Options of a queue pair whose peer may write, read and operate atomically, and nothing else that a program has to ask for.
+/// Options that permit the peer writes, reads and atomics, but no right that needs a feature.
 pub fn open() -> PathOptions {
     PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
 }
 
-/// A queue pair, and a completion queue that nobody else uses.
+/// A queue pair, and a completion queue that no other queue pair uses.
 pub struct Side {
-    /// The queue pair.
+    /// The queue pair of this side.
     pub qp: Qp,
-    /// Where its requests complete.
+    /// The completion queue of its sends and receives.
     pub cq: Cq,
 }
 
-/// Two queue pairs, connected with each other.
+/// Two queue pairs that are connected with each other.
 pub struct Pair {
-    /// Of the near end.
+    /// The queue pair at the near end of the rig, which usually sends requests.
     pub near: Side,
-    /// Of the far end.
+    /// The queue pair at the far end of the rig.
     pub far: Side,
 }
 
@@ -49,16 +49,16 @@ impl Deref for Side {
 }
 
 impl Side {
-    /// Its state now.
+    /// Returns the present state of the queue pair.
     ///
     /// # Errors
-    /// It was destroyed.
+    /// The queue pair was destroyed.
     #[track_caller]
     pub fn state(&self) -> Result<QpState, Evidence> {
         Ok(self.qp.query()?.state)
     }
 
-    /// The completions that wait in its queue.
+    /// Returns all completions that are in the completion queue.
     ///
     /// # Errors
     /// The queue was destroyed, or has overrun.
@@ -67,10 +67,10 @@ impl Side {
         poll_all(&self.cq)
     }
 
-    /// Posts a receive into a stretch of `region`, with its offset as identity.
+    /// Posts a receive into a range of `region`; its `wr_id` is the offset.
     ///
     /// # Errors
-    /// It is refused.
+    /// The receive is refused.
     #[track_caller]
     pub fn receive(&self, region: &Region, offset: usize, length: u32) -> Outcome {
         let request = ReceiveRequest::new(offset as u64, region.sge(offset, length)?);
@@ -78,7 +78,7 @@ impl Side {
     }
 }
 
-/// Every operation of the core that queue pairs of this type can be created for.
+/// Returns every operation of the core that the context was granted and that queue pairs of this type can be created for.
 fn operations_of(context: &Context, qp_type: QpType) -> Operations {
     let features = context.features();
     let extras = qp_type.operations() - Operations::BASELINE;
@@ -88,7 +88,8 @@ fn operations_of(context: &Context, qp_type: QpType) -> Operations {
 }
 
 impl End {
-    /// What a queue pair is created with that does everything that was granted: four entries, and room for 128.
+    /// Returns options for a queue pair with all operations that were granted, 4 scatter/gather entries per request, and
+    /// 128 outstanding requests.
     pub fn options(&self, qp_type: QpType, cq: &Cq) -> QpOptions {
         let options = match qp_type {
             QpType::Uc => QpOptions::uc(cq),
@@ -104,19 +105,19 @@ impl End {
             .max_recv_sge(limits.max_recv_sge.min(4))
     }
 
-    /// A queue pair in RESET that does everything.
+    /// Makes a queue pair in RESET with all operations that were granted.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn side(&self, qp_type: QpType) -> Result<Side, Evidence> {
         self.side_with(&self.pd, |cq| self.options(qp_type, cq))
     }
 
-    /// A queue pair in RESET, in some domain and with options of the caller's.
+    /// Makes a queue pair in RESET in the domain `pd`, with options that the caller may change.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn side_with(
         &self,
@@ -130,19 +131,19 @@ impl End {
 }
 
 impl Rig {
-    /// Connected RC queue pairs that do everything.
+    /// Makes two connected RC queue pairs with all operations that were granted.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn rc(&self) -> Result<Pair, Evidence> {
         self.connected(self.near.side(QpType::Rc)?, self.far.side(QpType::Rc)?)
     }
 
-    /// The same, the far one in some domain.
+    /// Makes two connected queue pairs as [`rc`](Self::rc) does, the far one in the domain `far`.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn rc_in(&self, far: &Pd) -> Result<Pair, Evidence> {
         let far = self
@@ -151,19 +152,19 @@ impl Rig {
         self.connected(self.near.side(QpType::Rc)?, far)
     }
 
-    /// Connects these with [`open`].
+    /// Connects these two queue pairs with the options of [`open`].
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn connected(&self, near: Side, far: Side) -> Result<Pair, Evidence> {
         self.connected_with(near, far, open())
     }
 
-    /// Connects these, with the same options on both sides.
+    /// Connects these two queue pairs, with the same options for both.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn connected_with(
         &self,
@@ -180,10 +181,10 @@ impl Rig {
         Ok(Pair { near, far })
     }
 
-    /// Sees that a write of no bytes, which no key refuses, gets from the near end to the far one.
+    /// Checks that the two ends reach each other, by a write of no bytes, which needs no valid key.
     ///
     /// # Errors
-    /// A port carries no traffic, or no answer comes: both are of the surroundings. Otherwise the device's.
+    /// A port is down or no answer arrives, for which the devices are not at fault; otherwise the error of a device.
     #[track_caller]
     pub(super) fn ends_reach_each_other(&self) -> Outcome {
         for end in [&self.near, &self.far] {
@@ -202,10 +203,10 @@ impl Rig {
         }
     }
 
-    /// Posts a request and answers how it ended. It is signaled, and its completion is the only one.
+    /// Posts a request, signaled, and returns the status of its completion.
     ///
     /// # Errors
-    /// It is refused, or something else completes.
+    /// The request is refused, or another request completes.
     #[track_caller]
     pub fn run<'a>(
         &self,
@@ -230,10 +231,10 @@ impl Rig {
         }
     }
 
-    /// Posts a request that succeeds.
+    /// Posts a request that must succeed.
     ///
     /// # Errors
-    /// It does not.
+    /// The request does not succeed.
     #[track_caller]
     pub fn succeeds<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) -> Outcome {
         match self.run(side, request)? {
@@ -242,10 +243,11 @@ impl Rig {
         }
     }
 
-    /// Posts a request that fails on its own side: with one of `statuses`, and the queue pair cannot send any more.
+    /// Posts a request that must fail locally: it completes with one of `statuses`, and the queue pair can send no further
+    /// requests.
     ///
     /// # Errors
-    /// It does not.
+    /// The request does not fail like this.
     #[track_caller]
     pub fn fails<'a>(
         &self,
@@ -268,10 +270,10 @@ impl Rig {
         }
     }
 
-    /// Whether the far end lets the near one write eight bytes; a refusal ends the connection.
+    /// Whether the far end permits the near one to write eight bytes to `remote`. A refusal ends the connection.
     ///
     /// # Errors
-    /// Neither granted nor refused as an access error.
+    /// The write neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn can_write(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
         self.is_granted(
@@ -280,10 +282,10 @@ impl Rig {
         )
     }
 
-    /// Whether the far end lets the near one read eight bytes; a refusal ends the connection.
+    /// Whether the far end permits the near one to read eight bytes from `remote`. A refusal ends the connection.
     ///
     /// # Errors
-    /// Neither granted nor refused as an access error.
+    /// The read neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn can_read(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
         self.is_granted(
@@ -292,20 +294,20 @@ impl Rig {
         )
     }
 
-    /// Whether the far end lets the near one add to eight bytes; a refusal ends the connection.
+    /// Whether the far end permits the near one an atomic add to eight bytes at `remote`. A refusal ends the connection.
     ///
     /// # Errors
-    /// Neither granted nor refused as an access error.
+    /// The atomic neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn can_add(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
         let sink = self.scratch.sge(0, 8)?;
         self.is_granted(pair, FetchAdd::new(sink, remote, 1).wr_id(ATTEMPT))
     }
 
-    /// Whether the far end grants a request.
+    /// Whether the far end permits a request. A refusal ends the connection.
     ///
     /// # Errors
-    /// Neither granted nor refused as an access error.
+    /// The request neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn is_granted<'a>(
         &self,
@@ -321,11 +323,11 @@ impl Rig {
         }
     }
 
-    /// Posts a request and tells how the far end took it, in InfiniBand's words. Where it was refused, both queue pairs
-    /// are in ERR.
+    /// Posts a request and returns how the far end answered it, as a status of InfiniBand. If it refused the request, both
+    /// queue pairs are in ERR.
     ///
     /// # Errors
-    /// They are not, or the request is not taken.
+    /// The queue pairs are not in ERR after a refusal, or the request cannot be posted.
     #[track_caller]
     pub fn verdict<'a>(
         &self,
@@ -354,7 +356,8 @@ impl Rig {
         let events = self.far.events();
         pair.near.poll()?;
         if status.is_success() {
-            // Without an answer a write has completed before it was refused: the peer's event tells.
+            // Without an acknowledgement a write has completed before the peer refused it; the peer's event shows the
+            // refusal.
             return Ok(match events[..] {
                 [EventType::QpAccessErr] => WcStatus::RemAccessErr,
                 _ => WcStatus::RemInvReqErr,

@@ -1,4 +1,4 @@
-//! Two ends that reach each other, and their time.
+//! The devices, memory and time that a probe uses: two ends that reach each other.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,33 +23,34 @@ use crate::transport::Transport;
 use crate::wc::Completion;
 use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
-/// Bytes of a page.
+/// The page size in bytes that probes use.
 const PAGE: u64 = 4096;
 
-/// How time passes for a probe.
+/// How a probe waits: in real or in virtual time.
 ///
 /// [`Clock`] is real time; a simulation implements it to run the probes in virtual time.
 pub trait Pace {
-    /// Lets time pass until `done` answers `true`, or until nothing more is to be expected, of other threads of the process
-    /// neither. Answers what `done` did last.
+    /// Waits until `done` returns true, or until nothing more can happen on its own, in other threads of the process
+    /// neither. Returns the last result of `done`.
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool;
 
-    /// Lets what is under way arrive.
+    /// Waits until messages that are on their way have arrived.
     fn settle(&self);
 }
 
-/// Real time.
+/// Real time, measured by the system's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// How long something may take that is to happen.
+    /// How long a probe waits for an event that should happen.
     pub patience: Duration,
-    /// How long something is waited for that is not to happen, on a machine that is not busy.
+    /// How long a probe waits to see that an event does not happen, on a machine that is not busy.
     pub moment: Duration,
 }
 
 impl Default for Clock {
-    /// Thirty seconds, which end only a probe that fails, however busy the machine is; and fifty milliseconds: what a peer without
-    /// acknowledges refuses has to be refused by then.
+    /// Waits thirty seconds for events that should happen, so that even on a busy machine only failing probes end by this;
+    /// and fifty milliseconds for those that should not, within which a peer without acknowledgements must have refused a
+    /// message.
     fn default() -> Self {
         Self {
             patience: Duration::from_secs(30),
@@ -58,7 +59,7 @@ impl Default for Clock {
     }
 }
 
-/// Rigs of devices in one simulation share its time.
+/// Lets the rigs of several devices in one simulation share its time.
 impl<P: Pace + ?Sized> Pace for Arc<P> {
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
         (**self).until(done)
@@ -98,49 +99,49 @@ impl Pace for Clock {
     }
 }
 
-/// Two ends that reach each other: requests go from the near one to the far one.
+/// Two open devices, or one opened twice, that reach each other: probes send requests from the near end to the far one.
 pub struct Rig {
-    /// The end that asks.
+    /// The end that sends requests.
     pub near: End,
-    /// The end that is asked.
+    /// The end that answers requests.
     pub far: End,
-    /// Memory of the near end for what requests carry or fetch.
+    /// Registered memory of the near end for the data of requests.
     pub scratch: Region,
     pace: Box<dyn Pace>,
     number: u32,
 }
 
-/// An open device, and a domain.
+/// An open device, and a protection domain on it.
 pub struct End {
-    /// The open device.
+    /// The open device of this end.
     pub context: Context,
-    /// A domain.
+    /// A protection domain on the device of this end.
     pub pd: Pd,
 }
 
-/// Memory, registered.
+/// Memory together with the region that it is registered as.
 pub struct Region {
-    /// The memory.
+    /// The memory that is registered.
     pub memory: Memory,
-    /// The region: all of the memory.
+    /// The region that all of the memory is registered as.
     pub mr: Mr,
 }
 
-/// Memory that is registered by work requests: its page list, and an allocated key.
+/// Memory for fast-registers: its page list, and an allocated key.
 pub struct Fast {
-    /// The memory.
+    /// The memory that the page list maps.
     pub memory: Memory,
-    /// All of it.
+    /// The page list of all of the memory.
     pub pages: PageList,
-    /// The key.
+    /// The allocated key, for fast-registers of the memory.
     pub key: MrKey,
 }
 
 impl Rig {
-    /// A rig of these two: they reach each other.
+    /// Makes a rig of two open devices that reach each other.
     ///
     /// # Errors
-    /// What a device refused that every device has.
+    /// A device refused something that every device has.
     pub fn new(near: Context, far: Context, pace: impl Pace + 'static) -> Result<Self, Evidence> {
         let (near, far) = (End::new(near)?, End::new(far)?);
         // Open to peers, so that a device that wants the sinks of reads so shows that in one place only.
@@ -157,8 +158,8 @@ impl Rig {
         })
     }
 
-    /// A group that no other rig uses, in no process: others may probe the same device meanwhile. A device at an IPv4
-    /// address gets a group of IPv4, because it can join no other.
+    /// Returns a multicast group that no other rig uses, in any process, because others may probe the same device at the
+    /// same time. A device with an IPv4 address gets an IPv4 group, because it can join no other.
     pub fn group(&self, number: u8) -> Gid {
         let port = &self.attributes().ports[0];
         let own = port.gid(port.default_gid_index()).map(Gid::as_ip);
@@ -166,7 +167,7 @@ impl Rig {
         (bytes[0], bytes[1], bytes[15]) = (0xff, 0x0e, number);
         let process = std::process::id();
         if let Some(IpAddr::V4(_)) = own {
-            // 239.0.0.0/8 is for whoever wants it: 16 bits remain for process and rig.
+            // Everyone may use groups in 239.0.0.0/8; 16 bits remain for process and rig.
             let rig = process.wrapping_mul(0x9e37_79b1).wrapping_add(self.number);
             bytes[10..13].copy_from_slice(&[0xff, 0xff, 239]);
             bytes[13..15].copy_from_slice(&(rig as u16).to_be_bytes());
@@ -177,8 +178,8 @@ impl Rig {
         Gid(bytes)
     }
 
-    /// One device that is both ends, opened for everything that it claims, and for `beyond` whether it claims that or
-    /// not; in real time.
+    /// Makes a rig of one device, opened twice, in real time. Both ends are granted everything that the device claims, and
+    /// `beyond` whether it claims that or not.
     ///
     /// # Errors
     /// The device cannot be opened.
@@ -186,7 +187,8 @@ impl Rig {
         Self::of_device_in(device, beyond, Clock::default())
     }
 
-    /// A rig like that of [`of_device`](Self::of_device), in the time of `pace`: a simulated device takes its simulation.
+    /// Makes a rig as [`of_device`](Self::of_device) does, in the time of `pace`: for a simulated device, that of the
+    /// simulation.
     ///
     /// # Errors
     /// The device cannot be opened.
@@ -204,7 +206,7 @@ impl Rig {
         Self::new(open()?, open()?, pace)
     }
 
-    /// What the far device tells about itself.
+    /// Returns the attributes of the far device.
     pub fn attributes(&self) -> &DeviceAttributes {
         self.far.context.attributes()
     }
@@ -214,23 +216,23 @@ impl Rig {
         self.attributes().gaps.contains(gap)
     }
 
-    /// Whether a sender learns that a message was refused: InfiniBand acknowledges, iWARP does not.
+    /// Whether a sender learns that a message was refused: InfiniBand acknowledges messages, iWARP does not.
     pub fn acknowledges(&self) -> bool {
         self.attributes().transport == Transport::InfiniBand
     }
 
-    /// Lets messages arrive that were sent. Devices that are [idle](crate::provider::DeviceOps::is_idle) send none, and no time
-    /// passes.
+    /// Waits until messages that were sent have arrived. If both devices are [idle](crate::provider::DeviceOps::is_idle),
+    /// no message is on its way, and it does not wait.
     pub fn settle(&self) {
         if !self.near.context.is_idle() || !self.far.context.is_idle() {
             self.pace.settle();
         }
     }
 
-    /// Lets time pass until `done` answers `true`; where nothing more is to be expected, `what` is the evidence.
+    /// Waits until `done` returns true. If nothing more can happen before, the evidence is that `what` did not happen.
     ///
     /// # Errors
-    /// It did not happen.
+    /// `what` did not happen.
     #[track_caller]
     pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) -> Outcome {
         if self.pace.until(&mut done) {
@@ -240,10 +242,10 @@ impl Rig {
         }
     }
 
-    /// Lets time pass until a control verb has ended, and answers how.
+    /// Waits until a control verb has ended, and returns its result.
     ///
     /// # Errors
-    /// It does not end.
+    /// The verb does not end.
     #[track_caller]
     pub fn outcome<T: Send + 'static, E: Send + 'static>(
         &self,
@@ -259,10 +261,10 @@ impl Rig {
         outcome.ok_or_else(|| Evidence::wrong("a control verb does not end"))
     }
 
-    /// The same for a verb that succeeds.
+    /// Waits until a control verb has ended, and returns its value; the verb must succeed.
     ///
     /// # Errors
-    /// It does not.
+    /// The verb fails, or does not end.
     #[track_caller]
     pub fn finish<T: Send + 'static, E: Send + 'static>(
         &self,
@@ -274,10 +276,10 @@ impl Rig {
         Ok(self.outcome(started)??)
     }
 
-    /// The same for a destroy.
+    /// Waits until a destroy has ended; it must succeed.
     ///
     /// # Errors
-    /// It does not.
+    /// The destroy fails, or does not end.
     #[track_caller]
     pub fn finish_destroy<T: Send + 'static>(
         &self,
@@ -286,10 +288,10 @@ impl Rig {
         Ok(self.outcome(started)??)
     }
 
-    /// Lets time pass until `count` completions have come, and answers them.
+    /// Waits until `count` completions have arrived, and returns them.
     ///
     /// # Errors
-    /// Fewer come, or more than these are there.
+    /// Fewer or more completions arrive.
     #[track_caller]
     pub fn take(&self, cq: &Cq, count: usize) -> Result<Vec<Completion>, Evidence> {
         let mut taken = Vec::with_capacity(count);
@@ -317,10 +319,10 @@ impl Rig {
         )))
     }
 
-    /// Sees that no completion comes.
+    /// Checks that no completion arrives.
     ///
     /// # Errors
-    /// One does.
+    /// A completion arrives.
     #[track_caller]
     pub fn nothing_on(&self, cq: &Cq) -> Outcome {
         self.settle();
@@ -334,7 +336,7 @@ impl Rig {
     }
 }
 
-/// Everything that waits in a queue.
+/// Returns all completions that are in a queue.
 #[track_caller]
 pub(super) fn poll_all(cq: &Cq) -> Result<Vec<Completion>, Evidence> {
     let mut all = Vec::new();
@@ -353,34 +355,34 @@ impl End {
         Ok(Self { context, pd })
     }
 
-    /// Another domain.
+    /// Makes another protection domain at this end.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn other_pd(&self) -> Result<Pd, Evidence> {
         Ok(self.context.alloc_pd().wait()?)
     }
 
-    /// A completion queue of this many entries.
+    /// Makes a completion queue with this many entries at this end.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn cq(&self, cqe: u32) -> Result<Cq, Evidence> {
         Ok(self.context.create_cq(cqe).wait()?)
     }
 
-    /// Memory with these rights.
+    /// Allocates memory and registers it with these rights.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn region(&self, length: usize, access: Access) -> Result<Region, Evidence> {
         self.region_with(&self.pd, length, MrOptions::new(access))
     }
 
-    /// Memory in some domain, with these options.
+    /// Allocates memory and registers it in the domain `pd` with these options.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn region_with(
         &self,
         pd: &Pd,
@@ -392,10 +394,10 @@ impl End {
         Ok(Region { memory, mr })
     }
 
-    /// Eight bytes under a key that opens nothing: their region was deregistered.
+    /// Returns eight bytes under a key that grants no access any longer, because their region was deregistered.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn dead_sge(&self) -> Result<Sge, Evidence> {
         let Region { mr, .. } = self.region(64, Access::LOCAL_WRITE)?;
         let sge = mr.sge_all().at(mr.iova(), 8);
@@ -403,23 +405,23 @@ impl End {
         Ok(sge)
     }
 
-    /// Memory of this many bytes, and an allocated key that it can be registered under.
+    /// Allocates memory of this many bytes, and a key that it can be fast-registered with.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn fast(&self, length: usize) -> Result<Fast, Evidence> {
         Fast::in_pd(&self.pd, length)
     }
 
-    /// A window.
+    /// Makes a memory window at this end.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     pub fn window(&self, mw_type: MwType) -> Result<Mw, Evidence> {
         Ok(self.pd.alloc_mw(mw_type).wait()?)
     }
 
-    /// The events that wait.
+    /// Returns the types of all pending asynchronous events of the device.
     pub fn events(&self) -> Vec<EventType> {
         let events = std::iter::from_fn(|| self.context.poll_event());
         events.map(|event| event.event_type()).collect()
@@ -432,50 +434,50 @@ fn allocate(length: usize) -> Result<Memory, Evidence> {
 }
 
 impl Region {
-    /// A stretch for a request.
+    /// Returns a range of the region, for the scatter/gather list of a request.
     ///
     /// # Errors
-    /// It lies outside.
+    /// The range is out of bounds.
     #[track_caller]
     pub fn sge(&self, offset: usize, length: u32) -> Result<Sge, Evidence> {
         Ok(self.mr.sge(offset, length)?)
     }
 
-    /// What a peer is told to reach `offset`.
+    /// Returns the address and key by which a peer reaches `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         self.mr.remote(offset)
     }
 
-    /// Fills the memory with bytes that tell where they are, different for each `seed`.
+    /// Fills the memory with bytes that depend on their offset and on `seed`.
     ///
     /// # Errors
-    /// None.
+    /// It never fails.
     pub fn fill(&self, seed: u8) -> Outcome {
         fill(&self.memory, seed)
     }
 
-    /// A copy of a stretch.
+    /// Returns a copy of a range of the memory.
     ///
     /// # Errors
-    /// It lies outside.
+    /// The range is out of bounds.
     #[track_caller]
     pub fn bytes(&self, offset: usize, length: usize) -> Result<Vec<u8>, Evidence> {
         Ok(self.memory.to_vec(offset, length)?)
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the memory from `offset` on.
     ///
     /// # Errors
-    /// They lie outside.
+    /// The range is out of bounds.
     #[track_caller]
     pub fn put(&self, offset: usize, bytes: &[u8]) -> Outcome {
         Ok(self.memory.write(offset, bytes)?)
     }
 
-    /// Eight bytes as an integer of this machine.
+    /// Returns eight bytes as a native integer.
     ///
     /// # Errors
-    /// They lie outside.
+    /// The range is out of bounds.
     #[track_caller]
     pub fn word(&self, offset: usize) -> Result<u64, Evidence> {
         let mut bytes = [0; 8];
@@ -483,10 +485,10 @@ impl Region {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Sets eight bytes to an integer of this machine.
+    /// Sets eight bytes to a native integer.
     ///
     /// # Errors
-    /// They lie outside.
+    /// The range is out of bounds.
     #[track_caller]
     pub fn set_word(&self, offset: usize, value: u64) -> Outcome {
         self.put(offset, &value.to_ne_bytes())
@@ -500,10 +502,10 @@ fn fill(memory: &Memory, seed: u8) -> Outcome {
 }
 
 impl Fast {
-    /// Memory of this many bytes, and a key, in a domain.
+    /// Allocates memory of this many bytes, and a key in the domain `pd` that it can be fast-registered with.
     ///
     /// # Errors
-    /// The device's.
+    /// The error of the device.
     #[track_caller]
     pub fn in_pd(pd: &Pd, length: usize) -> Result<Self, Evidence> {
         let memory = allocate(length)?;
@@ -518,54 +520,54 @@ impl Fast {
         })
     }
 
-    /// The request that registers the memory under the key as it is now.
+    /// Returns the request that registers the memory under the current key.
     pub fn register(&self, access: Access) -> FastRegister<'_> {
         FastRegister::new(&self.key, &self.pages).access(access)
     }
 
-    /// The request that registers it under the key with the next byte.
+    /// Advances the key to its next byte and returns the request that registers the memory under it.
     pub fn register_afresh(&self, access: Access) -> FastRegister<'_> {
         self.key.advance();
         self.register(access)
     }
 
-    /// The request that invalidates the key as it is now.
+    /// Returns the request that invalidates the current key.
     pub fn invalidate(&self) -> LocalInvalidate<'static> {
         LocalInvalidate::new(&self.key)
     }
 
-    /// The key for peers, as it is now.
+    /// Returns the current key for peers.
     pub fn rkey(&self) -> RKey {
         self.key.rkey()
     }
 
-    /// The key for local requests, as it is now.
+    /// Returns the current key for local requests.
     pub fn lkey(&self) -> LKey {
         self.key.lkey()
     }
 
-    /// A stretch for a request.
+    /// Returns a range of the memory, for the scatter/gather list of a request.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         self.key.sge(self.pages.address() + offset, length)
     }
 
-    /// What a peer is told to reach `offset`.
+    /// Returns the address and key by which a peer reaches `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         self.key.remote(self.pages.address() + offset)
     }
 
-    /// Fills the memory with bytes that tell where they are, different for each `seed`.
+    /// Fills the memory with bytes that depend on their offset and on `seed`.
     ///
     /// # Errors
-    /// None.
+    /// It never fails.
     pub fn fill(&self, seed: u8) -> Outcome {
         fill(&self.memory, seed)
     }
 
-    /// A copy of a stretch.
+    /// Returns a copy of a range of the memory.
     ///
     /// # Errors
-    /// It lies outside.
+    /// The range is out of bounds.
     #[track_caller]
     pub fn bytes(&self, offset: usize, length: usize) -> Result<Vec<u8>, Evidence> {
         Ok(self.memory.to_vec(offset, length)?)

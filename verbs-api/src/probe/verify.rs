@@ -1,25 +1,26 @@
-//! What the probes of a feature say about a device's claim.
+//! The verdict about a device's claim to a feature, from the results of the feature's probes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Evidence, EvidenceKind, Outcome, Probe, Rig};
 use crate::capability::{DeviceAttributes, FeatureBits, FeatureInfo, Requirements};
 
-/// What is true of a claim.
+/// The verdict about a device's claim to have, or not to have, a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Claimed, and every probe that can be run here passed.
+    /// The device claims the feature, and every probe that can run here passed.
     Verified,
-    /// Not claimed, and refused in a documented form.
+    /// The device does not claim the feature, and refuses it in a documented form.
     Refused,
-    /// Claimed and failing; or not claimed, and working or neither working nor refused.
+    /// The device claims the feature and a probe failed; or it does not claim it, and the feature works, or is not refused
+    /// in a documented form.
     Mismatch,
-    /// No probe can be run here.
+    /// No probe of the feature can run here.
     NotVerifiable,
 }
 
 impl Verdict {
-    /// `"verified"`, `"refused"`, `"mismatch"` or `"not-verifiable"`.
+    /// Returns the verdict in lower case: `"verified"`, `"refused"`, `"mismatch"` or `"not-verifiable"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Verified => "verified",
@@ -30,21 +31,21 @@ impl Verdict {
     }
 }
 
-/// What became of a probe.
+/// The result of running one probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProbeResult {
-    /// The rule holds.
+    /// The rule that the probe checks holds.
     Passed,
-    /// It does not; or, of a feature that is not claimed, the device did something else than to refuse.
+    /// The rule does not hold; or the device does not claim the feature, and did something else than to refuse it.
     Failed,
-    /// Of a feature that is not claimed: the device refused in a documented form.
+    /// The device does not claim the feature, and refused it in a documented form.
     Refused,
-    /// It could not be looked at.
+    /// The probe could not check the rule.
     NotRun,
 }
 
 impl ProbeResult {
-    /// `"passed"`, `"failed"`, `"refused"` or `"not-run"`.
+    /// Returns the result in lower case: `"passed"`, `"failed"`, `"refused"` or `"not-run"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Passed => "passed",
@@ -55,24 +56,24 @@ impl ProbeResult {
     }
 }
 
-/// What one probe found.
+/// The result of one probe, with its evidence.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// The probe.
+    /// The probe that was run.
     pub probe: Probe,
-    /// What became of it.
+    /// The result of the probe.
     pub result: ProbeResult,
-    /// `None` where the rule holds; otherwise what was found.
+    /// What the probe found instead of the rule; `None` if the rule holds.
     pub evidence: Option<Evidence>,
 }
 
 impl Finding {
-    /// Whether the rule holds.
+    /// Whether the probe passed: the rule holds.
     pub fn passed(&self) -> bool {
         self.result == ProbeResult::Passed
     }
 
-    /// Whether it could be looked at.
+    /// Whether the probe could check the rule.
     pub fn was_run(&self) -> bool {
         self.result != ProbeResult::NotRun
     }
@@ -122,48 +123,49 @@ impl Finding {
     }
 }
 
-/// A feature of a device, probed.
+/// A feature of a device after its probes have run.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    /// Whether the device claims it.
+    /// Whether the device claims the feature.
     pub claimed: bool,
-    /// What is true of that.
+    /// The verdict about the device's claim.
     pub verdict: Verdict,
-    /// What each probe found that could be run.
+    /// The results of the probes that could be started.
     pub findings: Vec<Finding>,
-    /// What the verdict rests on, in one line: the first that went wrong, or why nothing could be said.
+    /// The reason for the verdict, in one line: the first probe that failed or refused, or why nothing could be verified.
+    /// Empty for a verified feature.
     pub because: String,
 }
 
 impl Verified {
-    /// How many probes have this result.
+    /// Returns how many probes have this result.
     pub fn count(&self, result: ProbeResult) -> usize {
         let findings = self.findings.iter();
         findings.filter(|found| found.result == result).count()
     }
 
-    /// How many probes found the rule kept.
+    /// Returns how many probes passed.
     pub fn passed(&self) -> usize {
         self.count(ProbeResult::Passed)
     }
 
-    /// How many found it broken.
+    /// Returns how many probes failed.
     pub fn failed(&self) -> usize {
         self.count(ProbeResult::Failed)
     }
 
-    /// How many were refused.
+    /// Returns in how many probes the device refused the feature.
     pub fn refused(&self) -> usize {
         self.count(ProbeResult::Refused)
     }
 }
 
-/// Runs the probes that prove `feature` and draws the conclusion.
+/// Runs the probes of `feature` on a device and returns the verdict.
 ///
-/// `rig` makes a fresh rig for each probe, granted everything that the device claims and, whether it claims them or not,
-/// these bits. Of a feature that is not claimed the same probes are run with its bits granted all the same, and those of
-/// what they take as well, so that the device itself must refuse; one that passes them all has the feature and hides it.
-/// `told` hears of each probe before it is run.
+/// `rig` makes a fresh rig for each probe, which is granted everything that the device claims, and the bits of its argument
+/// whether the device claims them or not. For a feature that is not claimed the same probes run with its bits, and those of
+/// other features that they need, granted nevertheless, so that the device itself must refuse them. A device that passes
+/// them all has the feature and hides it. `told` is called with each probe before it runs.
 pub fn verify(
     device: &DeviceAttributes,
     feature: &FeatureInfo,
@@ -219,8 +221,8 @@ pub fn verify(
     }
 }
 
-/// Where a probe failed: why the two ends do not reach each other, if they do not. Then a rule that seems broken is no evidence
-/// against the device.
+/// After a failed probe, checks whether the two ends reach each other at all, and returns the evidence if they do not. A
+/// failed rule is then no evidence against the device.
 fn ends_apart(
     findings: &[Finding],
     rig: &dyn Fn(&[FeatureBits]) -> Result<Rig, Evidence>,
@@ -232,10 +234,10 @@ fn ends_apart(
     (found.kind() == EvidenceKind::NotHere).then_some(found)
 }
 
-/// Why probes were not run.
+/// Reasons why probes of a feature were not run.
 #[derive(Default)]
 struct WhyNot {
-    /// What the device claims that excludes the feature.
+    /// Name of a feature that the device claims and that excludes the probed one.
     instead: Option<&'static str>,
     otherwise: Option<String>,
 }
@@ -298,10 +300,11 @@ fn conclude_unclaimed(
     )
 }
 
-/// A feature that is not claimed is refused by name to whoever needs it.
+/// Checks that opening a device which does not claim `feature` is refused to a program that requires the feature, and that
+/// the error names it.
 ///
 /// # Errors
-/// It is granted, or the refusal does not name it.
+/// The feature is granted, or the error does not name it.
 pub fn refusal_of(device: &DeviceAttributes, feature: &FeatureInfo) -> Outcome {
     let bits = FeatureBits::of_info(feature);
     match Requirements::new().needs_bits(bits).check(device) {
@@ -313,7 +316,7 @@ pub fn refusal_of(device: &DeviceAttributes, feature: &FeatureInfo) -> Outcome {
     }
 }
 
-// A probe that panics has found something, too: the device did what nobody expected.
+// A probe that panics has found a broken rule too: the device did something that the probe did not expect.
 fn run(probe: fn(&Rig) -> Outcome, rig: &Rig) -> Outcome {
     let outcome = catch_unwind(AssertUnwindSafe(|| probe(rig)));
     outcome.unwrap_or_else(|panic| {

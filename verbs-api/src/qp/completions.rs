@@ -14,11 +14,12 @@ use crate::error::VerbError;
 use crate::lifecycle::Handle;
 use crate::wc::Completion;
 
-/// The completions of one queue pair in its receive completion queue, one after the other, as a stream. Those of requests that
-/// were submitted go to their futures.
+/// The completions of one queue pair's receives and other requests on its receive completion queue, as a stream.
+/// Completions of requests that were submitted go to their futures instead.
 ///
-/// It ends after its first error: that of the queue, as for [`Cq::poll`](crate::Cq::poll), or [`VerbError::Canceled`] where the
-/// queue pair was reset or destroyed. Dropped, it loses nothing: what it has not handed out is polled from the queue.
+/// It ends after its first error: that of the queue, as for [`Cq::poll`](crate::Cq::poll), or [`VerbError::Canceled`] if
+/// the queue pair was reset or destroyed. Dropping it loses no completion: those that it has not returned can be polled
+/// from the queue.
 #[must_use = "completions that nobody takes fill the queue"]
 pub struct QpCompletions {
     cq: Arc<CqObject>,
@@ -27,12 +28,12 @@ pub struct QpCompletions {
 }
 
 impl Qp {
-    /// The completions of this queue pair from now on, as a stream of its own: many queue pairs may share one completion queue
-    /// and one shared receive queue, and each be served by its own task.
+    /// Returns the completions of this queue pair from now on, as a stream of its own: many queue pairs can share one
+    /// completion queue and one shared receive queue, and yet each be served by its own task.
     ///
-    /// From then on polls of the completion queue get those of other queue pairs, and `wr_id`s with the top bit set are the
-    /// library's there, as after [`submit`](Self::submit). A queue pair with a shared receive queue has no flushed receives: the end of its
-    /// connection does not end the stream.
+    /// From then on polls of the completion queue return only completions of other queue pairs, and `wr_id`s with the top
+    /// bit set are reserved for the library on this queue, as after [`submit`](Self::submit). The end of the connection
+    /// does not end the stream: a queue pair with a shared receive queue has no receives that would be flushed.
     ///
     /// ```no_run
     /// # async fn example(qp: verbs_api::Qp, srq: verbs_api::Srq) -> Result<(), Box<dyn std::error::Error>> {
@@ -48,7 +49,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// It has such a stream already, or was destroyed.
+    /// The queue pair has such a stream already, or was destroyed.
     pub fn completions(&self) -> Result<QpCompletions, VerbError> {
         self.object().node.check_live()?;
         let cq = self.queues().recv.upgrade();
@@ -70,10 +71,10 @@ impl Qp {
 }
 
 impl QpCompletions {
-    /// The next completion. Dropped, it loses nothing.
+    /// Returns the next completion. Dropping the future loses none.
     ///
     /// # Errors
-    /// The stream has ended; [`VerbError::Canceled`] from then on.
+    /// The error that ends the stream; [`VerbError::Canceled`] in later calls.
     pub async fn next(&mut self) -> Result<Completion, VerbError> {
         let next = poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await;
         next.unwrap_or(Err(VerbError::Canceled))

@@ -1,4 +1,4 @@
-//! Bringing queue pairs up: one source for every transport.
+//! Bringing queue pairs up, by the same calls on every transport.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::qp_attributes::{
 };
 use crate::service::QpType;
 
-/// The path of a queue pair to its peer, with which it is brought up: port, MTU, retries and timeouts, and what the peer may do.
+/// The options with which a queue pair is connected to its peer: port, MTU, retries and timeouts, and the peer's access
+/// rights.
 ///
 /// ```
 /// use verbs_api::{Access, PathOptions};
@@ -81,58 +82,62 @@ macro_rules! setters {
 }
 
 impl PathOptions {
-    /// Port 1, seven retries, everything else as the device has it. Peers may send, and do nothing with memory before
-    /// [`access`](Self::access) grants it. What the program has set in INIT, by [`Qp::init`] for instance, stays as it is where
-    /// the option is not set.
+    /// Options with port 1 and seven retries; everything else is the device's default. Peers may send, but may not access
+    /// memory before [`access`](Self::access) permits it. An attribute that the program has set in INIT, for instance by
+    /// [`Qp::init`], and that no option sets, is kept.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
-        /// The local port, counted from 1.
+        /// Sets the local port, counted from 1.
         port_num: Port => Some;
-        /// Index of the partition key. 0 unless set.
+        /// Sets the index of the partition key. 0 by default.
         pkey_index: u16 => Some;
-        /// Index of the local GID; the port's
-        /// [default](crate::capability::PortAttributes::default_gid_index) unless set.
+        /// Sets the index of the local GID. By default the port's
+        /// [default](crate::capability::PortAttributes::default_gid_index) GID.
         sgid_index: u8 => Some;
-        /// What peers may do through the queue pair, with memory that grants it too. Nothing unless set.
+        /// Sets the access rights that the queue pair permits its peer on memory that grants them too. None by default.
         ///
-        /// This concerns the peer's requests: responses to this side's own reads need no right here, on any transport.
+        /// Only requests of the peer need them; its responses to this queue pair's own reads do not, on any transport.
         access: Access => Some;
-        /// The Q_Key of datagrams. 0x1111_1111 unless set.
+        /// Sets the Q_Key of a datagram queue pair. 0x1111_1111 by default.
         qkey: u32 => Some;
-        /// Payload bytes of one packet; the port's active MTU unless set.
+        /// Sets the path MTU. By default the port's active MTU.
         path_mtu: Mtu => Some;
-        /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
+        /// Sets the first PSN that the queue pair sends. By default the one in its [`QpEndpoint`].
         sq_psn: Psn => Some;
-        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that before the first response, after slow
-        /// ones and after retries; 0 never times out. 14 unless set.
+        /// Sets the timeout for acknowledgements to at least 4.096 µs x 2^n for the value n, up to 31; before the first
+        /// response, after slow responses and after retries it may be up to four times as long. 0 never times out. 14 by
+        /// default.
         timeout: u8;
-        /// Retries after a timeout or a sequence error, 0 to 7. 7 unless set.
+        /// Sets the number of retries after a timeout or a sequence error, 0 to 7. 7 by default.
         retry_cnt: u8;
-        /// Retries after the peer had no receive, 0 to 6; 7 without end, as unless set.
+        /// Sets the number of retries after an RNR NAK, 0 to 6; 7, the default, retries without end.
         rnr_retry: u8;
-        /// How long a peer waits that found no receive: code 0 to 31. 12 (0.64 ms) unless set.
+        /// Sets the code, 0 to 31, of the time that the peer waits before it retries a message for which this queue pair
+        /// had no receive (RNR NAK). 12 (0.64 ms) by default.
         min_rnr_timer: u8;
-        /// Reads and atomics outstanding as initiator; what the device has, up to 16, unless set.
+        /// Sets how many reads and atomics the queue pair may have outstanding as the requester. By default the device's
+        /// limit, at most 16.
         max_rd_atomic: u8 => Some;
-        /// Reads and atomics served at one time; what the device has, up to 16, unless set.
+        /// Sets how many reads and atomics of the peer the queue pair executes at one time as the responder. By default the
+        /// device's limit, at most 16.
         max_dest_rd_atomic: u8 => Some;
-        /// Traffic class.
+        /// Sets the traffic class of packets. 0 by default.
         traffic_class: u8;
-        /// Hop limit. 64 unless set.
+        /// Sets the hop limit of packets. 64 by default.
         hop_limit: u8;
     }
 }
 
 impl PathOptions {
-    /// The path MTU, if one was set.
+    /// Returns the path MTU; `None` if it was not set.
     pub const fn chosen_path_mtu(&self) -> Option<Mtu> {
         self.path_mtu
     }
 
-    /// The local port.
+    /// Returns the number of the local port.
     pub const fn chosen_port(&self) -> Port {
         match self.port_num {
             Some(port) => port,
@@ -140,18 +145,18 @@ impl PathOptions {
         }
     }
 
-    /// Retries after a timeout or a sequence error.
+    /// Returns the number of retries after a timeout or a sequence error.
     pub const fn chosen_retry_cnt(&self) -> u8 {
         self.retry_cnt
     }
 
-    /// Retries after the peer had no receive.
+    /// Returns the number of retries after an RNR NAK.
     pub const fn chosen_rnr_retry(&self) -> u8 {
         self.rnr_retry
     }
 
-    /// The steps of [`Qp::connect`] for a reliable queue pair, for programs that modify it themselves: to INIT, to RTR and to
-    /// RTS.
+    /// Returns the attributes with which [`Qp::connect`] modifies a reliable queue pair to INIT, to RTR and to RTS, for
+    /// programs that modify it themselves.
     ///
     /// # Errors
     /// There is no such port, or the device was removed.
@@ -164,7 +169,8 @@ impl PathOptions {
         self.steps(context, peer, own_psn, (true, true))
     }
 
-    /// `asks` and `answers`: whether it gets the attributes of a requester and of a responder of reads.
+    /// Returns the attributes for INIT, RTR and RTS. `asks` says whether they include those of a requester of reads,
+    /// `answers` whether those of a responder.
     fn steps(
         &self,
         context: &Context,
@@ -224,7 +230,7 @@ impl PathOptions {
         }
     }
 
-    /// These options, and for those that are not set what the program has set in INIT.
+    /// Returns these options; those that are not set are taken from the attributes that the program has set in INIT.
     fn or_as_in_init(mut self, qp: &Qp) -> Result<Self, VerbError> {
         let status = qp.query()?;
         if status.state == QpState::Init {
@@ -239,8 +245,8 @@ impl PathOptions {
 }
 
 impl Qp {
-    /// What a peer needs to know to connect to this queue pair through port 1, with the
-    /// [default GID](crate::capability::PortAttributes::default_gid_index).
+    /// Returns the endpoint by which a peer connects to this queue pair, at port 1 with its [default
+    /// GID](crate::capability::PortAttributes::default_gid_index).
     ///
     /// # Errors
     /// The queue pair was destroyed, or its device removed.
@@ -249,10 +255,10 @@ impl Qp {
         self.endpoint_at(1, port.default_gid_index())
     }
 
-    /// The same through this port and its identifier of this index.
+    /// Returns the endpoint by which a peer connects to this queue pair, at this port with the GID of this index.
     ///
     /// # Errors
-    /// There is no such port or identifier, the queue pair was destroyed, or its device removed.
+    /// There is no such port or GID, the queue pair was destroyed, or its device removed.
     pub fn endpoint_at(&self, port_num: Port, sgid_index: u8) -> Result<QpEndpoint, VerbError> {
         self.object().node.check_live()?;
         let port = self.open_device().query_port(port_num)?;
@@ -268,8 +274,8 @@ impl Qp {
         })
     }
 
-    /// Its role in its connection. A variant without the attributes of a responder is a requester only, one without those of a
-    /// requester is a responder only.
+    /// Returns the role of the queue pair in its connection. A variant without the attributes of a responder is a requester
+    /// only, one without those of a requester is a responder only.
     pub fn half(&self) -> Half {
         if self.variant().is_none() || self.qp_type() != QpType::Rc {
             return Half::Both;
@@ -282,8 +288,8 @@ impl Qp {
         }
     }
 
-    /// From RESET to INIT, where receives can be posted: a message may come with the connection. Connecting goes on from
-    /// there, with options of its own: what they do not set stays as it is.
+    /// Moves the queue pair from RESET to INIT, so that receives can be posted before it is connected and a message may
+    /// follow at once. Connecting continues from INIT, and keeps attributes that its own options do not set.
     ///
     /// ```no_run
     /// # use verbs_api::{wr::ReceiveRequest, PathOptions, Qp, QpEndpoint, Sge};
@@ -303,9 +309,9 @@ impl Qp {
         }
     }
 
-    /// Connects to a peer that connects to this queue pair in turn: from RESET to ready to send.
+    /// Connects the queue pair, from RESET or INIT to RTS, with a peer that connects to it in turn.
     ///
-    /// One source for every transport; a device that has no use for an attribute ignores it.
+    /// It works alike on every transport; a device ignores attributes that it does not need.
     ///
     /// ```no_run
     /// # fn example(near: &verbs_api::Qp, far: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
@@ -320,7 +326,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Of the first step that failed; the queue pair stays in the state that it had reached.
+    /// The error of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn connect(&self, peer: &QpEndpoint, options: PathOptions) -> Started<()> {
         let steps = match self.connect_steps(peer, options) {
             Ok(steps) => steps,
@@ -330,7 +336,7 @@ impl Qp {
         self.request(Ok(()), move |reply| ops.connect(&peer, steps, reply))
     }
 
-    /// The steps of [`connect`](Self::connect) as attributes: to INIT, to RTR and to RTS.
+    /// Returns the attributes of the three steps of [`connect`](Self::connect): to INIT, to RTR and to RTS.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, peer: verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
@@ -344,7 +350,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Datagrams have no peer; there is no such port; or the device was removed.
+    /// The queue pair is a datagram one, which has no peer; there is no such port; or the device was removed.
     pub fn connect_steps(
         &self,
         peer: &QpEndpoint,
@@ -361,17 +367,17 @@ impl Qp {
         options.steps(&self.open_device(), peer, self.sq_psn(), halves)
     }
 
-    /// Modifies with each of these, until one fails: one control request.
+    /// Modifies the queue pair with each of these attributes in turn, until one step fails. It is one control request.
     ///
     /// # Errors
-    /// Of the first step that failed; the queue pair stays in the state that it had reached.
+    /// The error of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn modify_in_turn(&self, steps: [QpAttributes; 3]) -> Started<()> {
         let ops = Arc::clone(self.ops());
         let check = steps.iter().try_for_each(|step| self.check_step(step));
         self.request(check, move |reply| modify_in_turn(ops, steps, reply))
     }
 
-    /// Brings a datagram queue pair from RESET to ready to send.
+    /// Moves a datagram queue pair from RESET to RTS.
     ///
     /// ```no_run
     /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -383,7 +389,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Of the first step that failed; the queue pair stays in the state that it had reached.
+    /// The error of the first step that failed; the queue pair stays in the state that it had reached.
     pub fn activate(&self, options: PathOptions) -> Started<()> {
         if self.qp_type() != QpType::Ud {
             let reason = "this service has a peer: connect it";
@@ -426,8 +432,8 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
     wanted.unwrap_or_else(|| limit.min(16) as u8)
 }
 
-/// Connects two queue pairs of this process with each other, and grants each what it may do with the memory behind the
-/// other: [`Access::empty`] is enough for sends.
+/// Connects two queue pairs of this process with each other, and permits each the rights `access` on the other's memory.
+/// [`Access::empty`] is enough for sends.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -440,14 +446,15 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// ```
 ///
 /// # Errors
-/// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services or transports, are variants that do not fit together, or are one and the same. Neither has changed then. Otherwise
-/// that of the first step that failed.
+/// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services or transports, are
+/// variants that do not fit together, or are the same queue pair; neither has changed then. Otherwise the error of the
+/// first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
     connect_pair_with(a, b, PathOptions::new().access(access))
 }
 
-/// As [`connect_pair`], with all options for both: tests of programs with faults choose a short
-/// [timeout](PathOptions::timeout), because a lost packet is sent again after that time.
+/// Connects two queue pairs as [`connect_pair`] does, with all options for both. Tests with lost packets choose a short
+/// [timeout](PathOptions::timeout), after which a packet is retransmitted.
 ///
 /// ```no_run
 /// # fn example(near: &verbs_api::Qp, far: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {

@@ -11,9 +11,9 @@ use crate::qp_attributes::{QpCap, QpVariant};
 use crate::service::{Operations, QpType};
 use crate::srq::Srq;
 
-/// Creation options of a queue pair.
+/// The options with which a queue pair is created.
 ///
-/// By default it supports every operation of its service that needs no feature.
+/// By default the queue pair supports every operation of its service that needs no feature.
 ///
 /// ```
 /// # fn example(cq: &verbs_api::Cq) {
@@ -55,96 +55,99 @@ impl QpOptions {
         }
     }
 
-    /// A reliable connection, sends and receives completing on `cq`.
+    /// Options of a reliable connected (RC) queue pair, whose sends and receives complete on `cq`.
     pub fn rc(cq: &Cq) -> Self {
         Self::new(QpType::Rc, cq)
     }
 
-    /// An unreliable connection, sends and receives completing on `cq`.
+    /// Options of an unreliable connected (UC) queue pair, whose sends and receives complete on `cq`.
     pub fn uc(cq: &Cq) -> Self {
         Self::new(QpType::Uc, cq)
     }
 
-    /// Unreliable datagrams, sends and receives completing on `cq`.
+    /// Options of an unreliable datagram (UD) queue pair, whose sends and receives complete on `cq`.
     pub fn ud(cq: &Cq) -> Self {
         Self::new(QpType::Ud, cq)
     }
 
-    /// Receives complete on another queue.
+    /// Lets receives complete on another completion queue than sends.
     pub fn recv_cq(mut self, cq: &Cq) -> Self {
         self.recv_cq = cq.clone();
         self
     }
 
-    /// Receives come from a shared queue.
+    /// Lets the queue pair take its receives from a shared receive queue.
     pub fn srq(mut self, srq: &Srq) -> Self {
         self.srq = Some(srq.clone());
         self
     }
 
-    /// Requests outstanding on the send queue, at least. 64 unless set.
+    /// Sets the least number of requests that can be outstanding on the send queue. 64 by default.
     pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
         self.cap.max_send_wr = max_send_wr;
         self
     }
 
-    /// Requests outstanding on the receive queue, at least. 64 unless set; ignored if a shared receive queue is used.
+    /// Sets the least number of receives that can be outstanding. 64 by default; ignored if a shared receive queue is used.
     pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
         self.cap.max_recv_wr = max_recv_wr;
         self
     }
 
-    /// Entries of a send-queue request. 1 unless set.
+    /// Sets the least number of scatter/gather entries that a send-queue request can have. 1 by default.
     pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
         self.cap.max_send_sge = max_send_sge;
         self
     }
 
-    /// Entries of a receive. 1 unless set; ignored if a shared receive queue is used.
+    /// Sets the least number of scatter/gather entries that a receive can have. 1 by default; ignored if a shared receive
+    /// queue is used.
     pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
         self.cap.max_recv_sge = max_recv_sge;
         self
     }
 
-    /// Inline bytes. 64 unless set, or what the device has where that is less.
+    /// Sets the least number of bytes of inline data that a request can have. 64 by default, or the device's limit if that
+    /// is less.
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
         self.max_inline_data = Some(max_inline_data);
         self
     }
 
-    /// All five sizes.
+    /// Sets all five sizes of the queues.
     pub fn cap(mut self, cap: QpCap) -> Self {
         self.max_inline_data = Some(cap.max_inline_data);
         self.cap = cap;
         self
     }
 
-    /// Every request completes with a completion.
+    /// Makes every request signaled, even without the flag.
     pub fn sq_sig_all(mut self) -> Self {
         self.sq_sig_all = true;
         self
     }
 
-    /// Room for `outstanding` portable operations besides `max_send_wr`, which other requests cannot
-    /// take: each has up to two slots where the device has no single request for it.
+    /// Reserves entries of the send queue for `outstanding` portable operations, in addition to `max_send_wr`. Other
+    /// requests cannot take them. An operation takes two entries on a device that has no single request for it.
     pub fn reserve_portable(mut self, outstanding: u32) -> Self {
         self.reserved = outstanding.saturating_mul(crate::portable::MAX_SLOTS);
         self
     }
 
-    /// Adds operations: bits, or those of an extension's handle. The whole set is granted, or creation fails.
+    /// Adds operations that the queue pair must support: bits, or those of an extension's handle. If one of them is not
+    /// available, creation fails.
     pub fn operations(mut self, operations: impl Into<Operations>) -> Self {
         self.wanted |= operations.into();
         self
     }
 
-    /// With a flag or a mode of an extension. Creation honours it or fails.
+    /// Adds a flag or a mode of an extension. Creation honours it or fails.
     pub fn with(mut self, extension: impl Into<QpExtension>) -> Self {
         self.extensions.push(extension.into());
         self
     }
 
-    /// Exactly these operations and no other.
+    /// Lets the queue pair support exactly these operations and no others.
     pub fn only(mut self, operations: impl Into<Operations>) -> Self {
         self.wanted = operations.into();
         self.only = true;
@@ -265,7 +268,7 @@ impl QpOptions {
     }
 }
 
-/// Why a queue pair of these rules does not do `operation`.
+/// Returns the reason why a queue pair with these rules refuses `operation`.
 pub(super) fn why_closed(rules: &QpRules, operation: Operations) -> PostReason {
     let of_service = operation & rules.qp_type.operations();
     let (_, gaps) = gaps_of(of_service, rules.gaps);
@@ -302,7 +305,7 @@ fn gaps_of(operations: Operations, gaps: BaselineGaps) -> (Operations, BaselineG
     closed
 }
 
-/// The rules that posting checks, fixed at creation.
+/// Returns the rules that posting to a queue pair checks, which are fixed when it is created.
 pub(super) fn rules(
     qp_type: QpType,
     pd: ObjectId,

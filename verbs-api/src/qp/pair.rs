@@ -37,7 +37,7 @@ pub(crate) struct QpExtra {
     queues: Queues,
 }
 
-/// The completion queues of a queue pair. Weak: the queue pair holds them as its parents.
+/// Weak references to the completion queues of a queue pair; the strong ones are the queue pair's holds on its parents.
 #[derive(Clone)]
 pub(super) struct Queues {
     pub(super) send: Weak<CqObject>,
@@ -89,10 +89,10 @@ impl Ops for dyn QpOps {
 
 pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 
-/// A queue pair. Cloning shares it.
+/// A queue pair. A clone is another handle of the same queue pair.
 ///
-/// Every thread may post; posts to one queue are carried out one after the other, in the order of
-/// each thread. Posting allocates nothing.
+/// Every thread may post; posts of several threads to one queue are executed one after the other, and those of one thread
+/// in their order. Posting allocates no memory.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, cq: &verbs_api::Cq, peer: verbs_api::QpEndpoint)
@@ -106,7 +106,7 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 /// # }
 /// ```
 ///
-/// Destroying takes the handle:
+/// Destroying consumes the handle:
 ///
 /// ```compile_fail
 /// fn after_destroy(qp: verbs_api::Qp) {
@@ -123,18 +123,18 @@ pub struct Qp {
 }
 
 impl Context {
-    /// The queue pair of this identity, or `None` once it was destroyed.
+    /// Returns the queue pair with this identity; `None` if it was destroyed.
     pub fn find_qp(&self, id: ObjectId) -> Option<Qp> {
         Some(Qp::of(self.find(id)?))
     }
 }
 
 impl Pd {
-    /// Makes a queue pair for the operations that it will do: the whole set is granted, or creation fails.
+    /// Makes a queue pair in RESET. It supports all operations of `options`, or creation fails.
     ///
     /// # Errors
-    /// The features or baseline abilities that are missing, an operation that the service does not
-    /// have, a number beyond its limit, or a queue of another device.
+    /// A feature or baseline ability is missing, the service does not have an operation, a number exceeds its limit, or a
+    /// queue is of another device.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp(&self, options: QpOptions) -> Started<Qp> {
@@ -231,7 +231,7 @@ impl Qp {
         queues: Queues,
         opened: Arc<Opened>,
     ) -> Self {
-        // What the device made is at least what was asked for, and all of it may be used.
+        // The sizes that the device made are at least those asked for, and all of them may be used.
         let cap = ops.cap();
         rules.max_recv_sge = cap.max_recv_sge;
         rules.max_inline_data = cap.max_inline_data;
@@ -249,41 +249,41 @@ impl Qp {
         Self::of(builder.finish(ops, extra))
     }
 
-    /// Its identity.
+    /// Returns the identity of the queue pair.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()
     }
 
-    /// Its number: 24 bits.
+    /// Returns the 24-bit queue pair number.
     pub fn qp_num(&self) -> Qpn {
         self.ops().qp_num()
     }
 
-    /// Its service.
+    /// Returns the service type of the queue pair.
     pub fn qp_type(&self) -> QpType {
         self.rules.qp_type
     }
 
-    /// The variant of its service that an extension made of it.
+    /// Returns the variant of its service that an extension made of the queue pair; `None` for an ordinary one.
     pub fn variant(&self) -> Option<&'static QpVariant> {
         self.rules.variant
     }
 
-    /// The operations that it was created for.
+    /// Returns the operations that the queue pair was created for.
     pub fn operations(&self) -> Operations {
         self.rules.operations | self.rules.special_operations
     }
 
-    /// Its sizes: at least what was asked for.
+    /// Returns the actual sizes of the queues: at least as large as asked for.
     pub fn cap(&self) -> QpCap {
         self.ops().cap()
     }
 
-    /// Posts a batch with one doorbell and takes what was posted out of it.
+    /// Posts the requests of a batch in order, with one doorbell, and removes those that were posted from the batch.
     ///
     /// # Errors
-    /// How many were posted, and why the next was not: it is the first of what remains in the batch,
-    /// with its buffers. Those before it were posted and run.
+    /// How many requests were posted, and why the next was refused: it is the first of those that remain in the batch, with
+    /// its buffers. The device executes those that were posted.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post(&self, batch: &mut Batch<'_>) -> Result<(), PostError> {
@@ -323,10 +323,10 @@ impl Qp {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Posts a batch as one thing: all of it, which is then taken out of the batch, or nothing.
+    /// Posts all requests of a batch and empties it, or posts none of them.
     ///
     /// # Errors
-    /// Which request cannot be posted, and why. Nothing was posted: the batch is as it was, with all buffers.
+    /// Which request cannot be posted, and why. None was posted: the batch is unchanged and still has its buffers.
     #[doc(alias = "ibv_wr_complete")]
     pub fn post_whole(&self, batch: &mut Batch<'_>) -> Result<(), PostError> {
         let requests = &mut batch.requests;
@@ -354,10 +354,10 @@ impl Qp {
         posted.map_err(|(index, reason)| PostError { index, reason })
     }
 
-    /// Posts one request.
+    /// Posts one request to the send queue.
     ///
     /// # Errors
-    /// Why it was not posted. The request is dropped and its buffers go back to their pools.
+    /// Why the request was refused. It is dropped, and its buffers return to their pools.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)] // The request is built where it is used: moving it costs as much as a lock.
     pub fn post_one<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), PostError> {
@@ -371,10 +371,10 @@ impl Qp {
         posted
     }
 
-    /// Posts one request where it lies. Afterwards its buffers are with the device, and its data is empty.
+    /// Posts the request that `request` refers to. Afterwards its buffers belong to the device, and its data is empty.
     ///
     /// # Errors
-    /// Why it was not posted; it is as it was, with its buffers.
+    /// Why the request was refused; it is unchanged and still has its buffers.
     #[doc(hidden)] // For the C library, whose caller owns the request.
     pub fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostError> {
         self.check(request).map_err(|reason| self.refused(reason))?;
@@ -389,11 +389,11 @@ impl Qp {
         posted.map_err(|(_, reason)| self.refused(reason).into())
     }
 
-    /// Posts a portable operation: as many requests as this device needs for it, and one completion
-    /// with the operation's `wr_id`, also where it fails.
+    /// Posts a portable operation as one or more requests, as this device needs. It has one completion with the operation's
+    /// `wr_id`, also if it fails.
     ///
     /// # Errors
-    /// Why it was not posted; nothing of it was.
+    /// Why the operation was refused; no part of it was posted.
     #[inline]
     pub fn post_portable(&self, operation: impl Portable) -> Result<(), PostError> {
         self.post_lowered(self.lower(&operation)?)
@@ -419,10 +419,11 @@ impl Qp {
 
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
-    /// Post several ahead: a message that finds none is retried or lost, depending on the service.
+    /// Post several in advance: a message for which no receive is posted is retried, lost or ends the connection, depending
+    /// on service and transport.
     ///
     /// # Errors
-    /// Why it was not posted. The request is dropped and its buffers go back to their pools.
+    /// Why the receive was refused. It is dropped, and its buffers return to their pools.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_receive<'a>(
@@ -434,10 +435,10 @@ impl Qp {
         })
     }
 
-    /// Posts one receive where it lies. Afterwards its buffers are with the device, and its data is empty.
+    /// Posts the receive that `request` refers to. Afterwards its buffers belong to the device, and its data is empty.
     ///
     /// # Errors
-    /// Why it was not posted; it is as it was, with its buffers.
+    /// Why the receive was refused; it is unchanged and still has its buffers.
     #[doc(hidden)] // For the C library, whose caller owns the request.
     #[inline]
     pub fn post_receive_in_place(&self, request: &mut ReceiveRequest<'_>) -> Result<(), PostError> {
@@ -448,10 +449,10 @@ impl Qp {
         })
     }
 
-    /// Posts receives in order and takes those that were posted out of the list.
+    /// Posts receives in order, and removes those that were posted from the list.
     ///
     /// # Errors
-    /// How many were posted and why the next was not: it is the first of what remains.
+    /// How many receives were posted, and why the next was refused: it is the first of those that remain in the list.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_receives(&self, requests: &mut Vec<ReceiveRequest<'_>>) -> Result<(), PostError> {
@@ -462,11 +463,10 @@ impl Qp {
         })
     }
 
-    /// Binds a window of type 1; returns the key that it has from then on. [`BindWindow::unbind`] unbinds it.
-    /// Needs [`Features::WINDOW_1`].
+    /// Binds a window of type 1, and returns its new key. [`BindWindow::unbind`] unbinds it. Needs [`Features::WINDOW_1`].
     ///
-    /// Requests posted later see the bind. A peer that learns the key by another way than this queue
-    /// may use it once the bind has completed.
+    /// The bind is in force for requests that are posted later to the same queue pair. A peer that learns the key in
+    /// another way may use it once the bind has completed.
     ///
     /// ```no_run
     /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr)
@@ -505,7 +505,7 @@ impl Qp {
         bound.map_err(|reason| self.refused(reason).into())
     }
 
-    /// Changes attributes and state.
+    /// Changes attributes and state of the queue pair (`ibv_modify_qp`).
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
@@ -541,9 +541,9 @@ impl Qp {
         })
     }
 
-    /// Keeps posted receives when the peer closes the connection in good order, because the connection manager reports the
-    /// disconnect; the program flushes them. Without this, a transport that notices the close itself, as iWARP does, flushes
-    /// them. For connection managers: call it before RTR; RESET clears it.
+    /// Makes the queue pair keep its posted receives if the peer closes the connection in good order, because the
+    /// connection manager reports the disconnect and the program flushes them. Without this call, a transport that notices
+    /// the close itself, as iWARP does, flushes them. Connection managers call it before RTR; RESET clears it.
     pub fn keep_receives(&self) {
         self.ops().keep_receives();
     }
@@ -575,7 +575,7 @@ impl Qp {
         started
     }
 
-    /// State, attributes and sizes.
+    /// Queries state, attributes and sizes of the queue pair (`ibv_query_qp`).
     ///
     /// # Errors
     /// The queue pair was destroyed, or its device removed.
@@ -585,12 +585,12 @@ impl Qp {
         self.ops().query()
     }
 
-    /// Its counters since it was created.
+    /// Returns what the queue pair has counted since it was created.
     pub fn counters(&self) -> QpCounters {
         self.ops().counters()
     }
 
-    /// Joins a multicast group, which is a holder of the queue pair until it leaves. Needs
+    /// Attaches the queue pair to a multicast group. It cannot be destroyed until it is detached. Needs
     /// [`Features::MULTICAST`].
     ///
     /// ```no_run
@@ -605,7 +605,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Not a datagram queue pair, not a group, or joined already.
+    /// The queue pair is not a datagram one, `group` is not a multicast GID, or the queue pair is attached already.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_multicast(&self, group: Gid) -> Started<()> {
         let check = self.check_attach(group);
@@ -647,10 +647,10 @@ impl Qp {
         Ok(())
     }
 
-    /// Leaves a multicast group.
+    /// Detaches the queue pair from a multicast group.
     ///
     /// # Errors
-    /// It was not joined.
+    /// The queue pair is not attached to the group.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&self, group: Gid) -> Started<()> {
         let joined = self
@@ -680,14 +680,14 @@ impl Qp {
         })
     }
 
-    /// Destroys the queue pair: Busy while it is in multicast groups or a control request on it has
-    /// not ended. Requests still posted end without completion; their buffers go back to their pools.
+    /// Destroys the queue pair. Fails with Busy while it is attached to multicast groups or a control request on it has not
+    /// ended. Outstanding requests end without a completion; their buffers return to their pools.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Started<(), DestroyError<Self>> {
         destroy(self)
     }
 
-    /// The open device that it belongs to.
+    /// Returns the open device that the queue pair belongs to.
     pub fn open_device(&self) -> Context {
         Context {
             core: Arc::clone(&self.object.context),

@@ -1,6 +1,6 @@
-//! The path from a handle to the provider's data path: one pointer.
+//! The path from a queue pair's handle to the provider's data path: one pointer.
 
-// A pointer into the provider's object, which the field beside it keeps alive.
+// The pointer is into the provider's object, which the field `object` keeps alive.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::pair::QpObject;
 use crate::contract::PostOps;
 
-/// An object, and the provider's data path of it.
+/// A queue pair's object, and a direct pointer to the provider's data path in it.
 #[derive(Clone)]
 pub(super) struct Poster {
     at: NonNull<dyn PostOps>,

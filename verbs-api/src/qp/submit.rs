@@ -25,23 +25,23 @@ use crate::wr::{ReceiveRequest, SendFlags, WorkRequest};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// It completed with another status than success.
+    /// The request completed with another status than success.
     #[error(transparent)]
     Failed(#[from] CompletionError),
-    /// It was not posted.
+    /// The request was not posted.
     #[error(transparent)]
     Refused(#[from] PostError),
-    /// No completion will come: the device was removed, the completion queue overran or was destroyed, or
-    /// ([`VerbError::Canceled`]) the queue pair was reset or destroyed. The request may or may not have been carried out.
-    /// Or waiting in this thread would never end.
+    /// No completion will arrive: the device was removed, the completion queue overran or was destroyed, or
+    /// ([`VerbError::Canceled`]) the queue pair was reset or destroyed. The request may or may not have been executed. Or
+    /// this thread must not wait, because it runs a handler.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }
 
-/// A request that was submitted: await its completion, or [`wait`](Self::wait) for it.
+/// The future of a submitted request's completion: await it, or [`wait`](Self::wait) for it.
 ///
-/// The request proceeds whatever happens to this value. Dropping it cancels nothing: the completion is discarded when it
-/// arrives, and its buffers go back to their pools.
+/// Dropping it does not cancel the request: the completion is discarded when it arrives, and its buffers return to their
+/// pools.
 #[must_use = "the request is carried out, but nobody learns how it ended"]
 pub struct Submitted {
     state: State,
@@ -59,10 +59,11 @@ enum State {
 }
 
 impl Qp {
-    /// Posts one request and returns the future of its completion, which has the request's `wr_id`.
+    /// Posts one request and returns the future of its completion, which contains the request's `wr_id`.
     ///
-    /// The request is signaled in any case. From the first one on, `wr_id`s with the top bit set are the library's on the
-    /// completion queue of this queue pair; other requests may be posted, and their completions polled, as before.
+    /// The request is always signaled. After the first call, `wr_id`s with the top bit set are reserved for the library on
+    /// the completion queue of this queue pair; apart from that, other requests can be posted and their completions polled
+    /// as before.
     ///
     /// ```no_run
     /// # async fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, peer: verbs_api::RemoteAddress)
@@ -77,7 +78,8 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Those of the future: [`SubmitError`]. A request that was refused is dropped and its buffers go back to their pools.
+    /// The future returns them: [`SubmitError`]. A request that was refused is dropped, and its buffers return to their
+    /// pools.
     pub fn submit<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Submitted {
         let mut request = request.into();
         self.submit_to(&self.queues().send, request.common().wr_id, |ticket| {
@@ -88,9 +90,9 @@ impl Qp {
         })
     }
 
-    /// Posts a portable operation and returns the future of its one completion, which has the operation's `wr_id`.
+    /// Posts a portable operation and returns the future of its one completion, which contains the operation's `wr_id`.
     ///
-    /// The rest is as for [`submit`](Self::submit).
+    /// Otherwise it is like [`submit`](Self::submit).
     ///
     /// ```no_run
     /// # async fn example(qp: &verbs_api::Qp, access: &verbs_api::portable::RemoteAccess)
@@ -101,7 +103,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Those of the future: [`SubmitError`].
+    /// The future returns them: [`SubmitError`].
     pub fn submit_portable(&self, operation: impl Portable) -> Submitted {
         let lowered = match self.lower(&operation) {
             Ok(lowered) => lowered,
@@ -116,11 +118,11 @@ impl Qp {
         })
     }
 
-    /// Posts one receive and returns the future of its completion, which has the request's `wr_id`. A buffer of
-    /// a [`BufferPool`](crate::BufferPool) converts into a request, and comes back with the completion.
+    /// Posts one receive and returns the future of its completion, which contains the request's `wr_id`. A buffer of a
+    /// [`BufferPool`](crate::BufferPool) converts into a request, and is returned with the completion.
     ///
-    /// The rest is as for [`submit`](Self::submit). Receives of a shared queue complete in the queue of whichever queue
-    /// pair takes them, and so have no such future.
+    /// Otherwise it is like [`submit`](Self::submit). Receives of a shared receive queue have no such future, because each
+    /// completes on the completion queue of the queue pair that takes it.
     ///
     /// ```no_run
     /// # async fn example(qp: &verbs_api::Qp, pool: &verbs_api::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -131,7 +133,7 @@ impl Qp {
     /// ```
     ///
     /// # Errors
-    /// Those of the future: [`SubmitError`].
+    /// The future returns them: [`SubmitError`].
     pub fn receive<'a>(&self, request: impl Into<ReceiveRequest<'a>>) -> Submitted {
         let mut request = request.into();
         self.submit_to(&self.queues().recv, request.wr_id, |ticket| {
@@ -175,15 +177,16 @@ impl Qp {
 }
 
 impl Submitted {
-    /// Waits in this thread.
+    /// Blocks this thread until the request has completed.
     ///
     /// # Errors
-    /// Those of the request; [`VerbError::WouldDeadlock`] in a handler.
+    /// The error of the request; [`VerbError::WouldDeadlock`] in a handler.
     pub fn wait(self) -> Result<Completion, SubmitError> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where it has not completed by then. It goes on, and may be waited for again.
+    /// Blocks this thread like [`wait`](Self::wait), but for `time` at most; `None` if the request has not completed by
+    /// then. The request proceeds, and can be waited for again.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -196,7 +199,7 @@ impl Future for Submitted {
     type Output = Result<Completion, SubmitError>;
 
     /// # Panics
-    /// Polled again after it was ready.
+    /// The future is polled again after it has returned its result.
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let outcome = match &self.state {
             State::Posted { cq, ticket, .. } => {

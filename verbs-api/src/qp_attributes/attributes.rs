@@ -1,23 +1,23 @@
-//! What a queue pair is created with, and what is changed of it.
+//! The sizes with which a queue pair is created, and the attributes that a modify changes.
 
 use super::{AddressVector, QpState};
 use crate::access::Access;
 use crate::capability::Mtu;
 use crate::ids::{Port, Psn, Qpn};
 
-/// Sizes of a queue pair. What comes back from creation is at least what was asked for.
+/// The sizes of a queue pair's queues. The actual sizes after creation are at least as large as those asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ibv_qp_cap")]
 pub struct QpCap {
-    /// Requests outstanding on the send queue.
+    /// Most requests outstanding on the send queue.
     pub max_send_wr: u32,
-    /// Requests outstanding on the receive queue; 0 with a shared one.
+    /// Most receives outstanding on the receive queue; 0 with a shared receive queue.
     pub max_recv_wr: u32,
-    /// Entries of a send-queue request.
+    /// Most scatter/gather entries of a send-queue request.
     pub max_send_sge: u32,
-    /// Entries of a receive.
+    /// Most scatter/gather entries of a receive.
     pub max_recv_sge: u32,
-    /// Inline bytes.
+    /// Most bytes of inline data of a request.
     pub max_inline_data: u32,
 }
 
@@ -35,7 +35,7 @@ impl Default for QpCap {
 
 macro_rules! qp_attributes {
     ($( $(#[doc = $doc:literal])* $field:ident: $ty:ty = $bit:literal $mask:ident, )*) => {
-        /// Attributes to change: those that are set.
+        /// The attributes of a queue pair that a modify changes: those that are set.
         ///
         /// ```
         /// use verbs_api::qp::{QpAttributes, QpState};
@@ -49,7 +49,7 @@ macro_rules! qp_attributes {
         }
 
         bitflags::bitflags! {
-            /// Names attributes of a queue pair.
+            /// A set of queue pair attributes, as a mask with verbs' bits.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
             #[doc(alias = "ibv_qp_attr_mask")]
             pub struct QpAttrMask: u32 {
@@ -58,26 +58,26 @@ macro_rules! qp_attributes {
         }
 
         impl QpAttributes {
-            /// No attribute.
+            /// Creates a set of attributes of which none is set.
             pub fn new() -> Self {
                 Self::default()
             }
 
-            /// The attributes that are set.
+            /// Returns the mask of the attributes that are set.
             pub fn mask(&self) -> QpAttrMask {
                 let mut mask = QpAttrMask::empty();
                 $( mask.set(QpAttrMask::$mask, self.$field.is_some()); )*
                 mask
             }
 
-            /// These attributes, and `other`'s where it sets them.
+            /// Returns these attributes, replaced by those of `other` where `other` sets them.
             #[must_use]
             pub fn merged(mut self, other: &Self) -> Self {
                 $( self.$field = other.$field.or(self.$field); )*
                 self
             }
 
-            /// These attributes without those that `mask` names.
+            /// Returns these attributes without those in `mask`.
             #[must_use]
             pub fn without(mut self, mask: QpAttrMask) -> Self {
                 $( if mask.contains(QpAttrMask::$mask) { self.$field = None; } )*
@@ -97,62 +97,63 @@ macro_rules! qp_attributes {
 }
 
 qp_attributes! {
-    /// The state to go to.
+    /// The state to move to.
     qp_state: QpState = 0 STATE,
-    /// The state that the caller believes the queue pair to be in: checked.
+    /// The state that the caller expects the queue pair to be in. If it is in another one, the modify fails.
     cur_qp_state: QpState = 1 CUR_STATE,
-    /// Whether an event tells that the send queue has drained.
+    /// Whether an asynchronous event is raised when the send queue has drained (SQD).
     en_sqd_async_notify: bool = 2 EN_SQD_ASYNC_NOTIFY,
-    /// What peers may do through the queue pair.
+    /// The access rights that the queue pair permits its peer.
     qp_access_flags: Access = 3 ACCESS_FLAGS,
     /// Index of the partition key.
     pkey_index: u16 = 4 PKEY_INDEX,
-    /// The port, counted from 1.
+    /// The local port, counted from 1.
     port_num: Port = 5 PORT,
-    /// The Q_Key of datagrams.
+    /// The Q_Key of a datagram queue pair.
     qkey: u32 = 6 QKEY,
-    /// The path to the peer.
+    /// The path to the peer, for connected queue pairs.
     ah_attr: AddressVector = 7 AV,
-    /// Payload bytes of one packet.
+    /// The path MTU.
     path_mtu: Mtu = 8 PATH_MTU,
-    /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that before the first response, after slow
-    /// ones and after retries; 0 never times out.
+    /// The timeout for acknowledgements: at least 4.096 µs x 2^n for the value n, up to 31; before the first response,
+    /// after slow responses and after retries it may be up to four times as long. 0 never times out.
     timeout: u8 = 9 TIMEOUT,
-    /// Retries after a timeout or a sequence error, 0 to 7.
+    /// The number of retries after a timeout or a sequence error, 0 to 7.
     retry_cnt: u8 = 10 RETRY_CNT,
-    /// Retries after the peer had no receive, 0 to 6; 7 without end.
+    /// The number of retries after an RNR NAK, 0 to 6; 7 retries without end.
     rnr_retry: u8 = 11 RNR_RETRY,
-    /// First packet sequence number expected.
+    /// The first PSN that the queue pair expects.
     rq_psn: Psn = 12 RQ_PSN,
-    /// Reads and atomics outstanding as initiator.
+    /// How many reads and atomics the queue pair may have outstanding as the requester.
     max_rd_atomic: u8 = 13 MAX_QP_RD_ATOMIC,
-    /// How long a peer waits that found no receive: code 0 to 31, of which 0 is the longest.
+    /// The code, 0 to 31, of the time that the peer waits before it retries a message for which this queue pair had no
+    /// receive (RNR NAK). Code 0 is the longest time.
     min_rnr_timer: u8 = 15 MIN_RNR_TIMER,
-    /// First packet sequence number sent.
+    /// The first PSN that the queue pair sends.
     sq_psn: Psn = 16 SQ_PSN,
-    /// Reads and atomics served at one time.
+    /// How many reads and atomics of the peer the queue pair executes at one time as the responder.
     max_dest_rd_atomic: u8 = 17 MAX_DEST_RD_ATOMIC,
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     dest_qp_num: Qpn = 20 DEST_QPN,
 }
 
-/// What [`Qp::query`](crate::Qp::query) tells.
+/// The result of [`Qp::query`](crate::Qp::query).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[doc(alias = "ibv_query_qp")]
 pub struct QpStatus {
-    /// The state now.
+    /// The present state of the queue pair.
     pub state: QpState,
-    /// Whether the send queue still drains.
+    /// Whether the queue pair is in SQD and its send queue has not drained yet.
     pub sq_draining: bool,
-    /// Attributes that have been set.
+    /// The attributes that have been set.
     pub attributes: QpAttributes,
-    /// Sizes.
+    /// The sizes of the queues.
     pub cap: QpCap,
 }
 
 macro_rules! qp_counters {
     ($($name:ident)*) => {
-        /// What a queue pair counted since it was created.
+        /// What a queue pair has counted since it was created.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
         #[allow(missing_docs)]
         pub struct QpCounters {
@@ -160,12 +161,12 @@ macro_rules! qp_counters {
         }
 
         impl QpCounters {
-            /// Names and values, in declaration order.
+            /// Returns names and values of the counters, in declaration order.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)*]
             }
 
-            /// Adds what another counted.
+            /// Adds the counters of another queue pair to these.
             pub fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }

@@ -1,8 +1,8 @@
-//! The two ends of a connection.
+//! The endpoint and the role of a queue pair in a connection.
 
 use crate::ids::{Gid, LinkAddress, Psn, Qpn};
 
-/// What a peer needs to know to connect: exchange it by any means.
+/// The address of a queue pair that a peer needs to connect to it. Programs exchange it by any means.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
@@ -17,24 +17,24 @@ use crate::ids::{Gid, LinkAddress, Psn, Qpn};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpEndpoint {
-    /// The queue pair.
+    /// The queue pair number.
     pub qp_num: Qpn,
-    /// The first packet sequence number that it sends.
+    /// The first PSN that the queue pair sends.
     pub sq_psn: Psn,
-    /// Where its port is found on the link.
+    /// The link address of the queue pair's port.
     pub address: LinkAddress,
-    /// The port's global identifier.
+    /// The GID of the queue pair's port.
     pub gid: Gid,
 }
 
 /// The role of a queue pair in its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Half {
-    /// Requester and responder, as all queue pairs are that no extension makes a variant of.
+    /// Requester and responder. Every queue pair is both, unless an extension made it a variant.
     #[default]
     Both,
-    /// Requester only: its peer is a [`Responder`](Self::Responder).
+    /// Requester only; its peer is a [`Responder`](Self::Responder).
     Requester,
-    /// Responder only, without queues of its own.
+    /// Responder only, without send and receive queues of its own.
     Responder,
 }

@@ -1,4 +1,4 @@
-//! What queue pairs are asked for and tell: sizes, states, attributes, paths, endpoints.
+//! Types that describe queue pairs: sizes, states, attributes, paths, endpoints.
 
 mod attributes;
 mod endpoint;

@@ -2,36 +2,37 @@
 
 use crate::ids::{Gid, LinkAddress, Port};
 
-/// A path to a peer's port. Equal paths need one address handle: a path is the key of a cache of them.
+/// The path to a peer's port (`struct ibv_ah_attr`). Paths can be compared, so that a program can cache one address handle
+/// for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_ah_attr")]
 pub struct AddressVector {
-    /// The peer's address on the link.
+    /// The link address of the peer's port.
     pub address: LinkAddress,
     /// Whether packets have a routing header. On Ethernet every path has one; within an InfiniBand subnet the LID suffices.
     pub is_global: bool,
-    /// The peer's global identifier, or that of a multicast group.
+    /// The GID of the peer's port, or of a multicast group.
     pub dgid: Gid,
-    /// Flow label: 20 bits, host order here.
+    /// The flow label of packets: 20 bits, in host byte order.
     pub flow_label: u32,
-    /// Index of the own identifier to send from.
+    /// Index of the GID in the local port's table that packets are sent from.
     pub sgid_index: u8,
-    /// The own port.
+    /// The local port, counted from 1.
     pub port_num: Port,
-    /// Low bits of the own LID to send from, 0 to 2^lmc - 1.
+    /// The low bits of the local LID that packets are sent from, 0 to 2^lmc - 1.
     pub src_path_bits: u8,
-    /// Traffic class.
+    /// The traffic class of packets.
     pub traffic_class: u8,
-    /// Hop limit.
+    /// The hop limit of packets.
     pub hop_limit: u8,
-    /// Service level, 0 to 15.
+    /// The service level of packets, 0 to 15.
     pub sl: u8,
-    /// Static rate, 0 to 31.
+    /// The static rate of packets as verbs encode it, 0 to 31; 0 for no limit.
     pub static_rate: u8,
 }
 
 impl AddressVector {
-    /// The path from `port_num` to `address`, with a routing header.
+    /// Returns the path from the local port `port_num` to `address`, with a routing header.
     pub const fn new(address: LinkAddress, dgid: Gid, port_num: Port) -> Self {
         Self {
             address,

@@ -7,25 +7,26 @@ use std::fmt;
 #[doc(alias = "ibv_qp_state")]
 #[repr(u8)]
 pub enum QpState {
-    /// Takes nothing.
+    /// RESET: requests cannot be posted.
     #[default]
     Reset = 0,
-    /// Takes receives, processes nothing.
+    /// INIT: receives can be posted, but none is processed.
     Init = 1,
-    /// Ready to receive.
+    /// RTR, ready to receive: incoming messages are processed.
     Rtr = 2,
-    /// Ready to send.
+    /// RTS, ready to send: requests of the send queue are processed too.
     Rts = 3,
-    /// Sends begun are finished, no new one starts. On iWARP: the stream closes gracefully.
+    /// SQD, send queue drained: requests that have begun are finished, and no further one begins. On iWARP the stream is
+    /// closed in good order.
     Sqd = 4,
-    /// A send failed on an unreliable service: sends are flushed, receives go on.
+    /// SQE, send queue error: a send failed on an unreliable service; sends are flushed, receives are processed.
     Sqe = 5,
-    /// Everything is flushed.
+    /// ERR: outstanding requests, and all that are posted, complete with a flush error.
     Err = 6,
 }
 
 impl QpState {
-    /// Every state.
+    /// All states, in the order of their codes.
     pub const ALL: [Self; 7] = [
         Self::Reset,
         Self::Init,
@@ -36,7 +37,7 @@ impl QpState {
         Self::Err,
     ];
 
-    /// The state of this code.
+    /// Returns the state with this code in verbs; `None` for an unknown code.
     pub const fn from_code(code: u8) -> Option<Self> {
         if (code as usize) < Self::ALL.len() {
             Some(Self::ALL[code as usize])

@@ -1,4 +1,4 @@
-//! The state table of queue pairs, and the diagnosis of a transition that it does not have.
+//! The table of transitions between queue pair states, and the reasons why a modify is refused.
 
 use std::fmt;
 
@@ -8,57 +8,57 @@ use super::{QpAttrMask, QpAttributes, QpState, QpVariant};
 use crate::access::Access;
 use crate::service::QpType;
 
-/// What a transition demands and allows.
+/// The attributes that a transition between states requires and permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
     /// Attributes that must be set.
     pub required: QpAttrMask,
-    /// Attributes that may be set besides.
+    /// Attributes that may be set in addition.
     pub optional: QpAttrMask,
 }
 
-/// Why a modify was refused: nothing was changed.
+/// Why a modify was refused. The queue pair is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BadModify {
-    /// The caller's idea of the current state is wrong.
+    /// The queue pair is not in the state that the caller expected.
     #[error("the queue pair is in {actual}, not in {claimed}")]
     CurrentState {
-        /// What the caller said.
+        /// The state that the caller expected.
         claimed: QpState,
-        /// The truth.
+        /// The actual state.
         actual: QpState,
     },
-    /// There is no such transition.
+    /// There is no transition from the one state to the other.
     #[error("there is no transition from {from} to {to} for {qp_type:?}")]
     NoTransition {
-        /// Service.
+        /// The service type of the queue pair.
         qp_type: QpType,
-        /// From.
+        /// The state that the queue pair is in.
         from: QpState,
-        /// To.
+        /// The state that it was to move to.
         to: QpState,
     },
-    /// The attributes do not fit the transition.
+    /// The attributes that are set are not those that the transition requires and permits.
     #[error("{from} to {to}: missing {}, forbidden {}", Names(*missing), Names(*forbidden))]
     Attributes {
-        /// From.
+        /// The state that the queue pair is in.
         from: QpState,
-        /// To.
+        /// The state that it was to move to.
         to: QpState,
-        /// Attributes that must be set and are not.
+        /// Attributes that must be set, but are not.
         missing: QpAttrMask,
-        /// Attributes that are set and may not be.
+        /// Attributes that are set, but must not be.
         forbidden: QpAttrMask,
     },
-    /// A value beyond its range.
+    /// The value of an attribute is out of range.
     #[error("{attribute}: {value} is beyond {max}")]
     Value {
-        /// The attribute.
+        /// Name of the attribute that is out of range.
         attribute: &'static str,
-        /// The caller's value.
+        /// The value that the caller set.
         value: u64,
-        /// Largest allowed.
+        /// The largest value that the attribute may have.
         max: u64,
     },
 }
@@ -75,7 +75,7 @@ impl fmt::Display for Names {
     }
 }
 
-/// The transition from one state to another, or `None` where the table has none.
+/// Returns what a transition from one state to another requires; `None` if there is no such transition.
 ///
 /// The table is the one that verbs implementations share (IBTA 10.3.1 and 11.2.4.2).
 pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transition> {
@@ -134,9 +134,10 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transit
     Some(Transition { required, optional })
 }
 
-/// Checks a modify against the table and the ranges: the state it leads to, or why it is refused.
+/// Checks a modify against the transition table and the ranges of values. Returns the state that the queue pair moves to.
 ///
-/// `attributes.qp_state` absent means no change of state. A provider calls this under its lock, with the actual state.
+/// If `attributes.qp_state` is not set, the state does not change. A provider calls this under its own lock, with the
+/// actual state.
 ///
 /// # Errors
 /// The attributes that are missing, forbidden or out of range; the queue pair is unchanged.
@@ -152,8 +153,8 @@ pub fn check_modify(
     check_modify_of(qp_type, None, current, attributes, limits)
 }
 
-/// Checks a modify as [`check_modify`] does, of a queue pair of which an extension may have made a variant. The limits are those
-/// of `max_rd_atomic` and `max_dest_rd_atomic`, and the number of ports.
+/// Checks a modify as [`check_modify`] does, for a queue pair that may be a variant made by an extension. The limits are
+/// those of `max_rd_atomic` and `max_dest_rd_atomic`, and the number of ports.
 ///
 /// # Errors
 /// The attributes that are missing, forbidden or out of range; the queue pair is unchanged.

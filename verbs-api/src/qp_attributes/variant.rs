@@ -4,9 +4,11 @@ use super::{QpState, Transition};
 use crate::operation::RequestAttributeKind;
 use crate::service::QpType;
 
-/// A type of queue pairs that an extension adds, as a variant of a service of the core: a `static` of its crate.
+/// A type of queue pairs that an extension adds, as a variant of a service of the core: a `static` of the extension's
+/// crate.
 ///
-/// It has no receive queue of its own. Its states are those of the service; what a transition takes may differ.
+/// A variant has no receive queue of its own. Its states are those of the service, but the attributes that a transition
+/// requires may differ.
 #[derive(Debug)]
 pub struct QpVariant {
     name: &'static str,
@@ -17,7 +19,7 @@ pub struct QpVariant {
 }
 
 impl QpVariant {
-    /// The variant `name` of a service, with its transitions, and without a send queue.
+    /// Describes the variant `name` of a service, without a send queue and with the service's transitions.
     pub const fn new(name: &'static str, base: QpType) -> Self {
         Self {
             name,
@@ -28,7 +30,7 @@ impl QpVariant {
         }
     }
 
-    /// It has a send queue, whose requests all carry this attribute if they reach the peer.
+    /// Gives the variant a send queue. Every request that is sent to the peer must then have this attribute.
     #[must_use]
     pub const fn sends(mut self, attribute: &'static RequestAttributeKind) -> Self {
         self.sends = true;
@@ -36,7 +38,7 @@ impl QpVariant {
         self
     }
 
-    /// What a transition demands and allows, made of what it does for the service.
+    /// Sets a function that returns what a transition requires and permits, given what the service's transition does.
     #[must_use]
     pub const fn transition(
         mut self,
@@ -46,22 +48,22 @@ impl QpVariant {
         self
     }
 
-    /// Its name.
+    /// Returns the name of the variant.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The service that it is a variant of.
+    /// Returns the service that this is a variant of.
     pub const fn base(&self) -> QpType {
         self.base
     }
 
-    /// Whether it has a send queue.
+    /// Whether the variant has a send queue.
     pub const fn has_sends(&self) -> bool {
         self.sends
     }
 
-    /// The attribute that its requests carry.
+    /// Returns the attribute that every request sent to the peer must have; `None` without a send queue.
     pub const fn request_attribute(&self) -> Option<&'static RequestAttributeKind> {
         self.attribute
     }

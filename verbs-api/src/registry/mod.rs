@@ -19,8 +19,8 @@ use crate::extension::{ExtensionDescriptor, Extensions};
 use crate::fork::PerProcess;
 use crate::version::CONTRACT_VERSION;
 
-/// Providers, their devices, and extensions: sorted by name. Its devices are those that there were when the providers were
-/// added, or at the last [`refresh`](Self::refresh).
+/// A set of providers, their devices, and extensions, each sorted by name. The devices are those that existed when the
+/// providers were added, or at the last [`refresh`](Self::refresh).
 ///
 /// ```
 /// use verbs_api::{Registry, Requirements};
@@ -53,26 +53,26 @@ impl fmt::Debug for Registered {
 }
 
 impl Registry {
-    /// An empty registry.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Every provider and extension that is linked into the program and named by something.
+    /// Creates a registry of every provider and extension that is linked into the program and named by something.
     ///
     /// # Errors
-    /// The first that could not be registered.
+    /// Why the first provider or extension that was refused could not be registered.
     pub fn linked() -> Result<Self, RegistryError> {
         let mut registry = Self::new();
         registry.add_linked()?;
         Ok(registry)
     }
 
-    /// Registers every extension, then every provider, that is linked into the program and named by something. Their
-    /// devices also have the extensions that were added before.
+    /// Registers every extension and then every provider that is linked into the program and named by something. The
+    /// devices of the providers also support the extensions that were added before.
     ///
     /// # Errors
-    /// The first that could not be registered.
+    /// Why the first provider or extension that was refused could not be registered.
     pub fn add_linked(&mut self) -> Result<(), RegistryError> {
         for extension in Extensions::linked()?.iter() {
             self.add_extension(extension)?;
@@ -83,10 +83,12 @@ impl Registry {
         Ok(())
     }
 
-    /// Registers a provider and its devices, made with the extensions that are registered: all of it, or nothing.
+    /// Registers a provider and its devices, which are made with the extensions that are registered: completely, or not at
+    /// all.
     ///
     /// # Errors
-    /// Built for another contract, a name that is taken, or devices that it cannot tell.
+    /// The provider was built for another contract version, its name or the name of a device is taken, or it cannot list
+    /// its devices.
     pub fn add_provider(&mut self, provider: &'static dyn Provider) -> Result<(), RegistryError> {
         let name = provider.name();
         check_version(name, provider.contract_version())?;
@@ -104,13 +106,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Asks every provider again which devices it has: new ones are added, and those that are gone are listed no more. A
-    /// [`Device`] that was taken from the registry goes on, unless it is gone: then opening it fails with
+    /// Asks every provider again for its devices, adds new ones, and removes those that no longer exist. A [`Device`] that
+    /// was taken from the registry remains usable unless it no longer exists: then opening it fails with
     /// [`VerbError::DeviceRemoved`].
     ///
     /// # Errors
-    /// That of the first provider that could not tell, or whose devices cannot be registered. Its devices are as they were;
-    /// those of the others are up to date all the same.
+    /// The error of the first provider that could not list its devices, or whose devices cannot be registered. That
+    /// provider's devices are unchanged; those of the others are up to date nevertheless.
     pub fn refresh(&mut self) -> Result<(), RegistryError> {
         let mut outcome = Ok(());
         for (name, Registered { provider, absent }) in self.providers.clone() {
@@ -128,10 +130,11 @@ impl Registry {
         outcome
     }
 
-    /// The same for the [`registry`] of the process. Registries that it returned before stay as they were.
+    /// Refreshes the [`registry`] of the process as [`refresh`](Self::refresh) does. Registries that it returned before are
+    /// unchanged.
     ///
     /// # Errors
-    /// As [`refresh`](Self::refresh); or as [`registry`], where it was not made yet.
+    /// As [`refresh`](Self::refresh); or as [`registry`], if it had not been made yet.
     pub fn refresh_linked() -> Result<(), RegistryError> {
         registry()?;
         let mut registry = linked();
@@ -193,10 +196,11 @@ impl Registry {
         Ok((devices, absent))
     }
 
-    /// Registers an extension: all of it, or nothing. Before the providers, whose devices are made with it.
+    /// Registers an extension, completely or not at all. Extensions are added before providers, which make their devices
+    /// with them.
     ///
     /// # Errors
-    /// A provider is registered already; or as [`Extensions::add`].
+    /// A provider is registered already, or an error of [`Extensions::add`].
     pub fn add_extension(
         &mut self,
         extension: &'static ExtensionDescriptor,
@@ -213,28 +217,29 @@ impl Registry {
         Ok(())
     }
 
-    /// Names of the providers, sorted.
+    /// Iterates over the names of the providers, sorted.
     pub fn providers(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.providers.keys().copied()
     }
 
-    /// The devices, sorted by name.
+    /// Iterates over the devices, sorted by name.
     #[doc(alias = "ibv_get_device_list")]
     pub fn devices(&self) -> impl Iterator<Item = &Device> + '_ {
         self.devices.values()
     }
 
-    /// The device of this name.
+    /// Returns the device of this name; `None` if there is none.
     pub fn device(&self, name: &str) -> Option<&Device> {
         self.devices.get(name)
     }
 
-    /// The extensions.
+    /// Returns the registered extensions.
     pub fn extensions(&self) -> &Extensions {
         &self.extensions
     }
 
-    /// What the providers could not offer when they were asked for their devices, each with the provider's name.
+    /// Returns devices and libraries that providers could not offer when they were asked for their devices, each with the
+    /// provider's name.
     pub fn absent(&self) -> Vec<(&'static str, Absent)> {
         let of = |(name, registered): (&&'static str, &Registered)| {
             let (name, absent) = (*name, registered.absent.clone());
@@ -243,12 +248,12 @@ impl Registry {
         self.providers.iter().flat_map(of).collect()
     }
 
-    /// Opens the device that meets the requirements and comes first in this order: one with a port that is active; one that is
-    /// no [fallback](Provider::is_fallback), as emulated devices are; that with most of what is preferred; the first by name.
-    /// Grants exactly what was asked for.
+    /// Opens a device that meets the requirements. Of several it chooses one with an active port; of those one whose
+    /// provider is no [fallback](Provider::is_fallback), as that of emulated devices is; then the one with most of the
+    /// preferred features; then the first by name. Grants exactly the features that were asked for.
     ///
     /// # Errors
-    /// All that every device lacks, in one error; or why there is no device at all.
+    /// Everything that each device lacks, in one error; or why there is no device at all.
     pub fn open(&self, requirements: &Requirements) -> Result<Context, OpenError> {
         let candidates = self.candidates(requirements)?;
         let mut best: Option<(Rank, &Device, Grant)> = None;
@@ -319,7 +324,7 @@ fn check_version(name: &'static str, built_for: u32) -> Result<(), RegistryError
     Err(RegistryError::ContractVersion { name, built_for })
 }
 
-/// What a device may not claim: FEATURES 1.02, 1.04, 1.05.
+/// Checks that the attributes of a device do not contradict each other or its transport: FEATURES 1.02, 1.04, 1.05.
 fn check_consistent(
     provider: &'static str,
     device: &DeviceAttributes,
@@ -340,8 +345,8 @@ fn linked() -> MutexGuard<'static, Option<Arc<Registry>>> {
     LINKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The registry of all that is linked, made once for the process, with the devices that there were then or at the last
-/// [`Registry::refresh_linked`].
+/// Returns the registry of all providers and extensions that are linked, which the process makes once. Its devices are
+/// those that existed then, or at the last [`Registry::refresh_linked`].
 ///
 /// ```
 /// use verbs_api::registry;
@@ -363,7 +368,8 @@ pub fn registry() -> Result<Arc<Registry>, RegistryError> {
     Ok(Arc::clone(linked.insert(registry)))
 }
 
-/// The devices of all linked providers, sorted by name: those that there were at first, or at the last [`Registry::refresh_linked`].
+/// Returns the devices of all linked providers, sorted by name: those that existed when the registry was made, or at the
+/// last [`Registry::refresh_linked`].
 ///
 /// ```
 /// for device in verbs_api::devices()? {

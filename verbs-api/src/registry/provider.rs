@@ -1,4 +1,4 @@
-//! Providers: what a crate registers to offer devices.
+//! The trait of providers, by which a crate offers devices.
 
 use std::sync::Arc;
 
@@ -7,33 +7,35 @@ use crate::error::VerbError;
 use crate::extension::Extensions;
 use crate::version::CONTRACT_VERSION;
 
-/// A provider: what is registered with a [`Registry`](crate::Registry).
+/// A provider of devices, which is registered with a [`Registry`](crate::Registry).
 pub trait Provider: Sync {
-    /// Unique name.
+    /// Returns the provider's unique name.
     fn name(&self) -> &'static str;
 
-    /// The version of the contract that it was built for.
+    /// Returns the contract version that the provider was built for.
     fn contract_version(&self) -> u32 {
         CONTRACT_VERSION
     }
 
-    /// Its devices, made with these extensions: a device claims those that it has all parts for.
+    /// Returns the provider's devices, made with these extensions: a device claims the features of an extension if the
+    /// extension has all parts that the device needs.
     ///
     /// # Errors
-    /// Why there are none: which mandatory part is missing.
+    /// Why it has no devices: the mandatory part that is missing.
     fn devices(&self, extensions: &Extensions) -> Result<DeviceList, VerbError>;
 
-    /// Whether its devices are for programs that have no other: [`Registry::open`](crate::Registry::open) takes one where
-    /// no other provider's meets the requirements.
+    /// Whether the provider's devices are for programs that have no other: [`Registry::open`](crate::Registry::open)
+    /// chooses one only if no device of another provider meets the requirements.
     fn is_fallback(&self) -> bool {
         false
     }
 
-    /// Its devices now, asked by a registry that has the devices `known` from it. A device that is still there is
-    /// returned as the same object; a new one is made with these extensions. By default devices neither come nor go.
+    /// Returns the provider's present devices; the registry has the devices `known` from an earlier call. A device that
+    /// still exists is returned as the same object; a new one is made with these extensions. By default the devices never
+    /// change.
     ///
     /// # Errors
-    /// Why it cannot tell: what is known stays.
+    /// Why it cannot list its devices; the registry keeps those that it knows.
     fn refresh(
         &self,
         known: DeviceList,
@@ -43,12 +45,12 @@ pub trait Provider: Sync {
     }
 }
 
-/// What a provider answers to one registry: its devices, and what it cannot offer.
+/// The devices that a provider reports to a registry, and those that it cannot offer.
 #[derive(Default)]
 pub struct DeviceList {
-    /// The devices.
+    /// The devices that can be opened.
     pub devices: Vec<Arc<dyn DeviceOps>>,
-    /// A device that does not open, or a missing library.
+    /// Devices that cannot be opened, and missing libraries.
     pub absent: Vec<Absent>,
 }
 
@@ -61,12 +63,12 @@ impl FromIterator<Arc<dyn DeviceOps>> for DeviceList {
     }
 }
 
-/// What a provider cannot offer.
+/// A device, or all devices, that a provider cannot offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// A device by its name, or what the provider needs for any.
+    /// The name of the device, or what the provider needs for any device, such as a library.
     pub what: String,
-    /// Why.
+    /// Why the device, or all devices, cannot be offered.
     pub why: VerbError,
 }
 

@@ -6,8 +6,8 @@ use super::WorkRequest;
 
 /// Work requests in the order in which they are to be posted.
 ///
-/// Posting drains it: what was posted is gone. After an error the bad entry is the first of what remains, and its
-/// buffers are still the caller's. A batch keeps its room, so that a loop that reuses one allocates nothing.
+/// Posting removes the requests that were posted. After an error the refused request is the first of those that remain, and
+/// still has its buffers. A batch keeps its allocation, so that a loop that reuses one allocates no memory.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
@@ -29,52 +29,52 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// An empty batch without room.
+    /// Creates an empty batch, without allocating memory.
     pub const fn new() -> Self {
         Self {
             requests: Vec::new(),
         }
     }
 
-    /// An empty batch with room for `capacity` requests.
+    /// Creates an empty batch with memory for `capacity` requests.
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
             requests: Vec::with_capacity(capacity),
         }
     }
 
-    /// Appends a request.
+    /// Appends a request to the batch.
     #[inline]
     pub fn push(&mut self, request: impl Into<WorkRequest<'a>>) {
         self.requests.push(request.into());
     }
 
-    /// Requests that wait.
+    /// Returns the number of requests in the batch.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether none waits.
+    /// Whether the batch has no requests.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// The requests that wait, first to be posted first.
+    /// Iterates over the requests in the order in which they will be posted.
     pub fn iter(&self) -> impl Iterator<Item = &WorkRequest<'a>> {
         self.requests.iter()
     }
 
-    /// Takes the first request out, for instance the one that was refused.
+    /// Removes and returns the first request, for instance one that was refused.
     pub fn remove_first(&mut self) -> Option<WorkRequest<'a>> {
         (!self.is_empty()).then(|| self.requests.remove(0))
     }
 
-    /// Forgets what waits.
+    /// Removes all requests; their buffers return to their pools.
     pub fn clear(&mut self) {
         self.requests.clear();
     }
 
-    /// The emptied batch with its room, for requests that borrow something else.
+    /// Empties the batch and returns it with its allocation, for requests that borrow from something else.
     #[must_use]
     pub fn recycle<'b>(mut self) -> Batch<'b> {
         self.clear();

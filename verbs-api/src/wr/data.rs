@@ -1,4 +1,4 @@
-//! Where the bytes of a request lie.
+//! The local and remote memory of a request.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use crate::ah::Ah;
 use crate::ids::{Qpn, RKey};
 use crate::mem::{Buffer, Loan, Sge};
 
-/// Remote memory: an address and the key that a peer gave for it.
+/// Remote memory: an address, and the key (R_Key) that the peer has given for it.
 ///
-/// Its byte form travels to the peer in a message of any kind.
+/// Programs send it to a peer in the form of bytes, in any message.
 ///
 /// ```
 /// use verbs_api::{RKey, RemoteAddress};
@@ -17,22 +17,22 @@ use crate::mem::{Buffer, Loan, Sge};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RemoteAddress {
-    /// Address of the first byte; for zero-based memory, its offset.
+    /// The address of the first byte; for zero-based memory, its offset.
     pub addr: u64,
-    /// Remote key.
+    /// The key (R_Key) that the peer has given for the memory.
     pub rkey: RKey,
 }
 
 impl RemoteAddress {
-    /// Bytes of the form that peers exchange.
+    /// The number of bytes in the form that peers exchange.
     pub const BYTES: usize = 12;
 
-    /// Names remote memory.
+    /// Names the memory at `addr` under `rkey`.
     pub const fn new(addr: u64, rkey: RKey) -> Self {
         Self { addr, rkey }
     }
 
-    /// The address `offset` bytes on.
+    /// Returns the address that is `offset` bytes higher, under the same key.
     #[must_use]
     pub const fn plus(self, offset: u64) -> Self {
         Self {
@@ -41,14 +41,14 @@ impl RemoteAddress {
         }
     }
 
-    /// Address and key in network order, to be sent to a peer.
+    /// Returns address and key in network byte order, to be sent to a peer.
     pub const fn to_bytes(self) -> [u8; Self::BYTES] {
         let [a, b, c, d, e, f, g, h] = self.addr.to_be_bytes();
         let [i, j, k, l] = self.rkey.value().to_be_bytes();
         [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 
-    /// The remote memory that a peer has sent. All bytes are accepted: the peer's device checks the key.
+    /// Converts the bytes that a peer has sent. All values are accepted: the peer's device checks the key.
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
         Self {
@@ -58,7 +58,7 @@ impl RemoteAddress {
     }
 }
 
-/// Where a datagram goes.
+/// The destination of a UD send.
 ///
 /// ```no_run
 /// # fn example(device: &verbs_api::Context, pd: &verbs_api::Pd, datagrams: &verbs_api::Qp)
@@ -76,15 +76,16 @@ impl RemoteAddress {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UdDestination {
-    /// The route.
+    /// The address handle, which contains the route.
     pub ah: Ah,
-    /// The queue pair there; [`Qpn::MULTICAST`] for a group.
+    /// The number of the destination's queue pair; [`Qpn::MULTICAST`] for a multicast group.
     pub remote_qpn: Qpn,
-    /// Its Q_Key. With the top bit set, the sender's own is used instead.
+    /// The Q_Key of the destination's queue pair. If its top bit is set, the sender's own Q_Key is used instead.
     pub remote_qkey: u32,
 }
 
-/// The bytes of a request: in registered memory, inline, or in buffers that are handed over.
+/// The local bytes of a request: in registered memory, inline, or in private buffers, which belong to the device until the
+/// completion.
 ///
 /// ```
 /// use verbs_api::wr::Data;
@@ -93,24 +94,25 @@ pub struct UdDestination {
 /// ```
 #[derive(Debug, Default)]
 pub enum Data<'a> {
-    /// No bytes.
+    /// The request has no local bytes.
     #[default]
     None,
     /// One range of registered memory.
     Sge(Sge),
     /// Several ranges of registered memory.
     Sges(&'a [Sge]),
-    /// Copied while posting: no key, and free for reuse at once. Sends and writes only.
+    /// Bytes that are copied while posting, so that they need no key and can be reused at once. Only for sends and writes.
     Inline(&'a [u8]),
-    /// A private buffer, handed over until the completion.
+    /// A private buffer, which belongs to the device until the completion returns it.
     Buffer(Buffer),
-    /// Private buffers, handed over until the completion.
+    /// Private buffers, which belong to the device until the completion returns them.
     Buffers(Box<[Buffer]>),
-    /// Private buffers that have been handed over. What a provider sees in place of the two above.
+    /// Private buffers that belong to the device: posting replaces the two variants above by this one, which a provider
+    /// sees.
     Lent(Lent),
 }
 
-/// Private buffers that are with the device: their ranges, and the loan that finds them again.
+/// Private buffers that belong to the device: their ranges, and the loan by which a completion returns them.
 pub struct Lent {
     pub(crate) loan: Loan,
     pub(crate) sges: LentSges,
@@ -122,7 +124,7 @@ pub(crate) enum LentSges {
 }
 
 impl Lent {
-    /// The loan.
+    /// Returns the loan that stands for the buffers.
     pub fn loan(&self) -> Loan {
         self.loan
     }
@@ -134,19 +136,19 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// The ranges of a request as a provider reads them.
+/// The scatter/gather entries of a request, in the form that a provider reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Sges<'r> {
-    /// The ranges.
+    /// The scatter/gather entries of the request.
     pub list: &'r [Sge],
-    /// Whether they name private memory: only requests that handed buffers over may.
+    /// Whether the entries name private buffers of the request itself. No other request may name memory of a buffer pool.
     pub private: bool,
-    /// The buffers handed over.
+    /// The loan that stands for the request's private buffers.
     pub loan: Loan,
 }
 
 impl Data<'_> {
-    /// Bytes, or `None` where their number exceeds 64 bits' worth of sense.
+    /// Returns the number of local bytes of the request.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
@@ -167,12 +169,12 @@ impl Data<'_> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Whether the request has no local bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Scatter/gather entries; inline bytes need none.
+    /// Returns the number of scatter/gather entries; inline bytes have none.
     #[inline]
     pub fn num_sge(&self) -> usize {
         match self {
@@ -192,7 +194,8 @@ impl Data<'_> {
         }
     }
 
-    /// The ranges, as a provider reads them; none for inline bytes and for buffers not handed over yet.
+    /// Returns the scatter/gather entries in the form that a provider reads; none for inline bytes and for buffers that
+    /// have not been posted yet.
     #[inline]
     pub fn sges(&self) -> Sges<'_> {
         let (list, loan) = match self {

@@ -2,7 +2,7 @@
 
 use super::Data;
 
-/// Room for one incoming message, or for the notification of a write with immediate.
+/// A receive: memory for one incoming message, or, for a write with immediate data, only its notification.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr)
@@ -17,14 +17,14 @@ use super::Data;
 #[derive(Debug, Default)]
 #[doc(alias = "ibv_recv_wr")]
 pub struct ReceiveRequest<'a> {
-    /// Comes back in the completion.
+    /// An identifier of the program's choice, which the completion returns.
     pub wr_id: u64,
-    /// Where the bytes go. Datagrams put 40 bytes of routing header first.
+    /// The memory that the message is placed into. A datagram is preceded by 40 bytes of routing header.
     pub data: Data<'a>,
 }
 
 impl<'a> ReceiveRequest<'a> {
-    /// A receive into `data`.
+    /// Receives a message into `data`.
     pub fn new(wr_id: u64, data: impl Into<Data<'a>>) -> Self {
         Self {
             wr_id,

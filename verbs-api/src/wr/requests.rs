@@ -1,4 +1,4 @@
-//! The operations that can be posted on a send queue.
+//! The requests that can be posted to a send queue, one type for each operation.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::post::{PostReason, QpRules};
 use crate::service::Operations;
 
 bitflags! {
-    /// How a request is carried out and reported.
+    /// Flags that determine how a request is executed and how its end is reported.
     ///
     /// ```
     /// use verbs_api::wr::{self, SendFlags};
@@ -28,34 +28,36 @@ bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_send_flags")]
     pub struct SendFlags: u8 {
-        /// Starts only after all earlier reads and atomics of this queue have completed.
+        /// The request starts only after all earlier reads and atomics of this send queue have completed.
         const FENCE = 1;
-        /// Completes with a completion. Without it only a failure does.
+        /// The request generates a completion when it succeeds. Without this flag only a failure does.
         const SIGNALED = 1 << 1;
-        /// Raises a solicited event at the receiver. Sends and write-with-immediate only; ignored elsewhere.
+        /// The receive that the message completes at the peer counts as solicited. Only for sends and writes with immediate
+        /// data; ignored for others.
         const SOLICITED = 1 << 2;
-        /// May take the slots that are reserved for portable operations, of which it is a part.
+        /// The request is part of a portable operation, and may take the send queue entries that are reserved for those.
         const RESERVED = 1 << 5;
-        /// First half of a portable operation: takes its place only together with the second.
+        /// The request is the first of a portable operation's two, and is posted only together with the second.
         const FIRST_HALF = 1 << 6;
-        /// Second half of a portable operation: flushed without a completion where the first half had one.
+        /// The request is the second of a portable operation's two. If the first completes with an error, this one is
+        /// flushed without a completion.
         const SECOND_HALF = 1 << 7;
     }
 }
 
 impl SendFlags {
-    /// What only portable operations carry.
+    /// The flags that only requests of portable operations have.
     const PORTABLE: Self = Self::RESERVED
         .union(Self::FIRST_HALF)
         .union(Self::SECOND_HALF);
 }
 
-/// What every request carries.
+/// The fields that every request has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Common {
-    /// Comes back in the completion.
+    /// An identifier of the program's choice, which the completion returns.
     pub wr_id: u64,
-    /// How the request is carried out and reported.
+    /// How the request is executed and how its end is reported.
     pub flags: SendFlags,
     // What needs extra checks while posting.
     pub(crate) special: Special,
@@ -65,24 +67,24 @@ pub struct Common {
 }
 
 bitflags! {
-    /// What of a request needs extra checks while posting.
+    /// Properties of a request that need extra checks while posting.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub(crate) struct Special: u8 {
-        /// Private buffers are handed over.
+        /// The request has private buffers, which posting passes to the device.
         const LENDS = 1;
-        /// It carries an attribute of an extension.
+        /// The request has an attribute of an extension.
         const ATTRIBUTE = 1 << 1;
     }
 }
 
 impl Common {
-    /// The attribute of an extension that the request carries.
+    /// Returns the request's attribute of an extension; `None` without one.
     #[inline]
     pub fn attribute(&self) -> Option<RequestAttribute> {
         RequestAttribute::of_parts(self.attribute, self.value)
     }
 
-    /// The value of that attribute; 0 without one.
+    /// Returns the value of the request's attribute of an extension; 0 without one.
     #[inline]
     pub const fn attribute_value(&self) -> u32 {
         self.value
@@ -94,31 +96,31 @@ impl Common {
     }
 }
 
-/// What every operation tells about itself.
+/// The common interface of all operations of a send queue.
 #[enum_dispatch]
 pub trait Operation {
-    /// The bit of this operation in a queue pair's set.
+    /// Returns the bit that permits this operation in a queue pair's set.
     fn operation(&self) -> Operations;
 
-    /// The opcode of its completion.
+    /// Returns the opcode of the operation's completion.
     fn wc_opcode(&self) -> WcOpcode;
 
-    /// What every request carries.
+    /// Returns the fields that every request has.
     fn common(&self) -> &Common;
 
-    /// Where its bytes lie.
+    /// Returns the local bytes of the request.
     fn data(&self) -> &Data<'_>;
 
-    /// Whether it reads remote memory or operates on it atomically: what a fence waits for, and what counts against
+    /// Whether the operation is an RDMA read or an atomic, for which a fence waits and which counts against
     /// `max_rd_atomic`.
     fn is_read_or_atomic(&self) -> bool {
         false
     }
 
-    /// Checks what does not depend on the moment: entries, lengths, rights.
+    /// Checks everything that is independent of the state of the queue pair and its memory: entries, lengths, rights.
     ///
     /// # Errors
-    /// Which field is wrong and why.
+    /// Which field is invalid, and why.
     fn validate(&self, rules: &QpRules) -> Result<(), PostReason>;
 }
 
@@ -137,7 +139,7 @@ macro_rules! requests {
             }
 
             impl<'a> $name<'a> {
-                /// Comes back in the completion, if there is one.
+                /// Sets the identifier that the completion returns, if there is one.
                 #[must_use]
                 #[inline]
                 pub fn wr_id(mut self, wr_id: u64) -> Self {
@@ -145,7 +147,7 @@ macro_rules! requests {
                     self
                 }
 
-                /// Completes with a completion that carries `wr_id`.
+                /// Makes the request signaled: its completion returns `wr_id`.
                 #[must_use]
                 #[inline]
                 pub fn signaled(mut self, wr_id: u64) -> Self {
@@ -153,7 +155,7 @@ macro_rules! requests {
                     self.wr_id(wr_id)
                 }
 
-                /// Starts only after all earlier reads and atomics of this queue have completed.
+                /// Lets the request start only after all earlier reads and atomics of this send queue have completed.
                 #[must_use]
                 #[inline]
                 pub fn fence(mut self) -> Self {
@@ -161,14 +163,14 @@ macro_rules! requests {
                     self
                 }
 
-                /// Carries this attribute of an extension.
+                /// Adds an attribute of an extension to the request.
                 #[must_use]
                 pub fn with(mut self, attribute: RequestAttribute) -> Self {
                     self.common.set_attribute(attribute);
                     self
                 }
 
-                /// Sets exactly these flags; those of portable operations are not the program's to set.
+                /// Sets exactly these flags; those of portable operations are ignored, because a program must not set them.
                 #[must_use]
                 #[inline]
                 pub fn flags(mut self, flags: SendFlags) -> Self {
@@ -225,8 +227,8 @@ macro_rules! requests {
                 }
             }
 
-            /// Gives the request, whatever it is, this identity and exactly these flags; those of portable operations
-            /// are not the program's to set.
+            /// Sets the identifier of a request of any kind, and exactly these flags; those of portable operations are
+            /// ignored, because a program must not set them.
             pub fn set_common(&mut self, wr_id: u64, flags: SendFlags) {
                 let common = self.common_mut();
                 common.wr_id = wr_id;
@@ -237,9 +239,10 @@ macro_rules! requests {
 }
 
 requests! {
-    /// A message into the peer's next receive.
+    /// Sends a message into the peer's next receive.
     ///
-    /// Its completion says the same as that of a [`Write`]: it is no proof that the peer's program has the message.
+    /// Its completion means the same as that of a [`Write`]: it does not prove that the peer's program has received the
+    /// message.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -251,11 +254,11 @@ requests! {
     /// # }
     /// ```
     Send {
-        /// Where a datagram goes; none on connected queue pairs.
+        /// The destination of a datagram; `None` on connected queue pairs.
         pub destination: Option<&'a UdDestination>,
     } SEND => Send, read_or_atomic: false, check: checks::send;
 
-    /// A message into the peer's next receive, with four bytes of immediate data.
+    /// Sends a message into the peer's next receive, with four bytes of immediate data.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -267,13 +270,13 @@ requests! {
     /// # }
     /// ```
     SendWithImmediate {
-        /// Carried as it is, in network order.
+        /// The immediate data: bytes that arrive unchanged, by convention a number in network byte order.
         pub imm: [u8; 4],
-        /// Where a datagram goes; none on connected queue pairs.
+        /// The destination of a datagram; `None` on connected queue pairs.
         pub destination: Option<&'a UdDestination>,
     } SEND_WITH_IMM => Send, read_or_atomic: false, check: checks::send_imm;
 
-    /// A message that also invalidates a key of the receiver, before its receive completes.
+    /// Sends a message that also invalidates a key of the receiver, before the receive completes.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, told: verbs_api::RemoteAddress) -> Result<(), Box<dyn std::error::Error>> {
@@ -285,22 +288,22 @@ requests! {
     /// # }
     /// ```
     SendWithInvalidate {
-        /// The receiver's key.
+        /// The key of the receiver that is invalidated.
         pub rkey: RKey,
     } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
 
-    /// Writes into remote memory; the peer's program is not notified.
+    /// Writes local bytes into remote memory; the peer's program is not notified.
     ///
     /// A successful completion always means that the local memory may be used again. Beyond that:
     /// * Reliable connections of InfiniBand and RoCE: the peer's adapter has acknowledged the bytes. A write that is
     ///   refused fails here.
-    /// * iWARP: the bytes were handed to the stream, no more (RFC 5040 section 5.1). They may still be on their way or
-    ///   be lost with the connection, and a refusal is seen only as the end of the connection.
+    /// * iWARP: the bytes were only passed to the stream (RFC 5040 section 5.1). They may still be on their way or be lost
+    ///   with the connection, and a refusal is seen only as the end of the connection.
     /// * Unreliable connections: the bytes have left; whether they arrive is not reported.
     ///
-    /// On no transport may the peer's program rely on the bytes because of it. A later [`Send`] or
-    /// [`WriteWithImmediate`] of the same queue pair is ordered behind the write: when the peer's receive completes, the
-    /// bytes are there. A later [`Read`] is as well: when it completes, they are placed.
+    /// On no transport does the completion prove to the peer's program that the bytes have been placed. A later [`Send`] or
+    /// [`WriteWithImmediate`] of the same queue pair is executed after the write: when the peer's receive completes, the
+    /// bytes are in place. So is a later [`Read`]: when it completes, the bytes are in place.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
@@ -312,14 +315,14 @@ requests! {
     /// # }
     /// ```
     Write {
-        /// Where they go.
+        /// The remote memory that is written.
         pub remote: RemoteAddress,
     } WRITE => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
-    /// Bytes into remote memory, then four bytes that complete a receive of the peer.
+    /// Writes local bytes into remote memory, and then completes a receive of the peer with four bytes of immediate data.
     ///
-    /// Its completion says the same as that of a [`Write`], also about the receive: over iWARP the peer's receive may
-    /// still be to come, or never. The completion of that receive tells the peer that the bytes are there.
+    /// Its completion means the same as that of a [`Write`], also for the receive: on iWARP the peer's receive may complete
+    /// later, or never. The completion of that receive proves to the peer that the bytes have been placed.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
@@ -332,13 +335,13 @@ requests! {
     /// # }
     /// ```
     WriteWithImmediate {
-        /// Where they go.
+        /// The remote memory that is written.
         pub remote: RemoteAddress,
-        /// Carried as it is, in network order.
+        /// The immediate data: bytes that arrive unchanged, by convention a number in network byte order.
         pub imm: [u8; 4],
     } WRITE_WITH_IMM => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
-    /// Bytes from remote memory.
+    /// Reads remote memory into local memory.
     ///
     /// ```no_run
     /// # fn example(
@@ -353,11 +356,11 @@ requests! {
     /// # }
     /// ```
     Read {
-        /// Where they come from.
+        /// The remote memory that is read.
         pub remote: RemoteAddress,
     } READ => RdmaRead, read_or_atomic: true, check: checks::read;
 
-    /// Bytes from remote memory; the local sink's key is invalidated when the last has been placed.
+    /// Reads remote memory into local memory, whose key is invalidated when the last byte has been placed.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, addr: u64, remote: verbs_api::RemoteAddress)
@@ -369,13 +372,14 @@ requests! {
     /// # }
     /// ```
     ReadWithInvalidate {
-        /// Where they come from.
+        /// The remote memory that is read.
         pub remote: RemoteAddress,
-        /// The sink's key.
+        /// The local key that is invalidated after the read.
         pub invalidate: LKey,
     } READ_WITH_INV => RdmaRead, read_or_atomic: true, check: checks::read_inv;
 
-    /// Compares eight remote bytes and swaps them where equal; the original comes back.
+    /// Atomically replaces eight bytes of remote memory if they equal `compare`; their original value is placed into local
+    /// memory.
     ///
     /// ```no_run
     /// # fn example(
@@ -391,15 +395,15 @@ requests! {
     /// # }
     /// ```
     CompareSwap {
-        /// The eight bytes, 8-aligned.
+        /// The eight bytes to compare, at an 8-aligned address.
         pub remote: RemoteAddress,
-        /// Compared with.
+        /// The value that the eight bytes are compared with.
         pub compare: u64,
-        /// Replaced by.
+        /// The value that replaces them if they are equal.
         pub swap: u64,
     } ATOMIC_CMP_AND_SWP => CompSwap, read_or_atomic: true, check: checks::cmp_swap;
 
-    /// Adds to eight remote bytes; the original comes back.
+    /// Atomically adds to eight bytes of remote memory; their original value is placed into local memory.
     ///
     /// ```no_run
     /// # fn example(
@@ -414,13 +418,13 @@ requests! {
     /// # }
     /// ```
     FetchAdd {
-        /// The eight bytes, 8-aligned.
+        /// The eight bytes to add to, at an 8-aligned address.
         pub remote: RemoteAddress,
-        /// Added, modulo 2^64.
+        /// The number that is added to the eight bytes, modulo 2^64.
         pub add: u64,
     } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
 
-    /// Writes eight remote bytes at once.
+    /// Atomically writes eight bytes of remote memory.
     ///
     /// ```no_run
     /// # fn example(
@@ -433,11 +437,11 @@ requests! {
     /// # }
     /// ```
     AtomicWrite {
-        /// The eight bytes, 8-aligned.
+        /// The eight bytes to write, at an 8-aligned address.
         pub remote: RemoteAddress,
     } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
 
-    /// Completes when earlier writes to a range of remote memory are visible or persistent there.
+    /// Flushes earlier writes: completes when they are visible or persistent in a range of remote memory.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
@@ -450,17 +454,17 @@ requests! {
     /// # }
     /// ```
     Flush {
-        /// The range.
+        /// The address and key of the range.
         pub remote: RemoteAddress,
-        /// Bytes; ignored where `whole_region` is set.
+        /// The length of the range in bytes; ignored if `whole_region` is set.
         pub length: u32,
-        /// `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
+        /// Whether the writes must be visible (`FLUSH_GLOBAL`), persistent (`FLUSH_PERSISTENT`) or both.
         pub placement: Access,
-        /// Flushes the whole region that the key names.
+        /// Whether the whole region that the key names is flushed.
         pub whole_region: bool,
     } FLUSH => Flush, read_or_atomic: true, check: checks::flush;
 
-    /// Registers memory with a key in the free state.
+    /// Registers memory with an allocated key that is in the free state.
     ///
     /// ```no_run
     /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, memory: &verbs_api::Memory)
@@ -475,19 +479,19 @@ requests! {
     /// # }
     /// ```
     FastRegister {
-        /// The key that was allocated, with the low byte that it shall have.
+        /// The allocated key, with the low byte that it shall have.
         pub key: RKey,
-        /// The memory; none is refused.
+        /// The memory to register; the request is refused if it is `None`.
         pub pages: Option<&'a PageList>,
-        /// Rights.
+        /// The access rights that the registration grants.
         pub access: Access,
-        /// The address of the first byte, or the page list's own.
+        /// The address by which requests name the first byte; the page list's own if `None`.
         pub iova: Option<u64>,
-        /// Bytes, or all that the page list maps.
+        /// How many bytes to register; all that the page list maps if `None`.
         pub length: Option<u32>,
     } FAST_REGISTER => FastRegister, read_or_atomic: false, check: checks::fast_register;
 
-    /// Invalidates a key: a fast-registered region or a type-2 window becomes free.
+    /// Invalidates a key: a fast-registered key, or that of a type-2 window, is then in the free state.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, key: &verbs_api::MrKey)
@@ -501,11 +505,11 @@ requests! {
     /// # }
     /// ```
     LocalInvalidate {
-        /// The key.
+        /// The key that is invalidated.
         pub key: RKey,
     } LOCAL_INV => LocalInv, read_or_atomic: false, check: checks::local_invalidate;
 
-    /// Binds a window to a range of a region.
+    /// Binds a memory window to a range of a region.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, window: &verbs_api::Mw)
@@ -522,9 +526,9 @@ requests! {
     /// # }
     /// ```
     ///
-    /// It names the window and the region by their handles, which must be of the queue pair's context. Whether all three
-    /// are of one protection domain is checked by the device. A destroyed object cannot be named, since its handle is gone;
-    /// where a clone of that is left, posting refuses it with [`PostReason::InvalidHandle`].
+    /// The window and the region are named by their handles, which must be of the queue pair's context. The device checks
+    /// that all three are of one protection domain. A destroyed object cannot be named, because its handle no longer
+    /// exists; if a clone of the handle is used, posting fails with [`PostReason::InvalidHandle`].
     ///
     /// ```compile_fail,E0382
     /// # use verbs_api::{Mr, Mw, Qp, wr::BindWindow};
@@ -539,25 +543,25 @@ requests! {
         window_type: Option<MwType>,
         // None unbinds.
         region: Option<&'a ObjectBase<dyn MrOps>>,
-        /// Address of the first byte, in the region's own addresses.
+        /// The address of the window's first byte, as requests name it in the region.
         pub addr: u64,
-        /// Bytes. 0 unbinds a window of type 1 and is refused for type 2.
+        /// The length of the window in bytes. 0 unbinds a window of type 1 and is refused for type 2.
         pub length: u64,
-        /// Rights.
+        /// The access rights that the window grants to peers.
         pub access: Access,
         window_key_byte: u8,
         region_key_byte: u8,
     } BIND_MW => BindMw, read_or_atomic: false, check: checks::bind;
 }
 
-/// The region of a [bind](BindWindow), with the key that it has now: an [`Mr`](crate::Mr) or an [`MrKey`](crate::MrKey).
+/// The region that a [`BindWindow`] binds to, with its present key: an [`Mr`](crate::Mr) or an [`MrKey`](crate::MrKey).
 #[derive(Clone, Copy, Debug)]
 pub struct WindowRegion<'a> {
     pub(crate) region: &'a ObjectBase<dyn MrOps>,
     pub(crate) key_byte: u8,
 }
 
-/// A work request of a send queue.
+/// A work request for the send queue, of any kind.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, pool: &verbs_api::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -591,10 +595,11 @@ pub enum WorkRequest<'a> {
     Extension(ExtensionRequest<'a>),
 }
 
-/// A request of an extension's [operation](ExtensionOperation): what its crate makes its own types into.
+/// A request for an [operation](ExtensionOperation) of an extension. The extension's crate converts its own request types
+/// into it.
 ///
-/// The body is fixed bytes, which travel as they are: numbers in network order. `holds` are objects that stay alive
-/// until the request has retired.
+/// The body is a fixed number of bytes that are sent unchanged, with numbers in network byte order. Objects that it
+/// [holds](Self::holding) are kept alive until the request has retired.
 #[derive(Debug)]
 #[repr(C)]
 pub struct ExtensionRequest<'a> {
@@ -606,7 +611,7 @@ pub struct ExtensionRequest<'a> {
 }
 
 impl<'a> ExtensionRequest<'a> {
-    /// A request with this body, and what its scatter/gather list is.
+    /// Creates a request with this body and this scatter/gather list.
     #[inline]
     pub fn new<B: IntoBytes + Immutable + ?Sized>(
         operation: &'static ExtensionOperation,
@@ -623,54 +628,54 @@ impl<'a> ExtensionRequest<'a> {
         }
     }
 
-    /// Carries this attribute of an extension.
+    /// Adds an attribute of an extension to the request.
     #[must_use]
     pub fn with(mut self, attribute: RequestAttribute) -> Self {
         self.common.set_attribute(attribute);
         self
     }
 
-    /// Keeps these alive until it has retired.
+    /// Keeps these objects alive until the request has retired.
     #[must_use]
     pub fn holding(mut self, objects: &'a Held) -> Self {
         self.holds = Some(objects);
         self
     }
 
-    /// Comes back in the completion, if there is one.
+    /// Sets the identifier that the completion returns, if there is one.
     #[must_use]
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.common.wr_id = wr_id;
         self
     }
 
-    /// Completes with a completion that carries `wr_id`.
+    /// Makes the request signaled: its completion returns `wr_id`.
     #[must_use]
     pub fn signaled(mut self, wr_id: u64) -> Self {
         self.common.flags |= SendFlags::SIGNALED;
         self.wr_id(wr_id)
     }
 
-    /// Starts only after all earlier reads and atomics of this queue have completed.
+    /// Lets the request start only after all earlier reads and atomics of this send queue have completed.
     #[must_use]
     pub fn fence(mut self) -> Self {
         self.common.flags |= SendFlags::FENCE;
         self
     }
 
-    /// The operation.
+    /// Returns the operation of the request.
     #[inline]
     pub fn extension_operation(&self) -> &'static ExtensionOperation {
         self.operation
     }
 
-    /// The body.
+    /// Returns the bytes of the request's body.
     #[inline]
     pub fn body(&self) -> &'a [u8] {
         self.body
     }
 
-    /// What it keeps alive.
+    /// Returns the objects that the request keeps alive.
     #[inline]
     pub fn held(&self) -> Option<&'a Held> {
         self.holds
@@ -715,7 +720,7 @@ fn common_for(data: &Data<'_>) -> Common {
 }
 
 impl<'a> Send<'a> {
-    /// A message of these bytes.
+    /// Sends a message of these bytes.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>) -> Self {
         let data = data.into();
@@ -726,7 +731,7 @@ impl<'a> Send<'a> {
         }
     }
 
-    /// As a datagram to `destination`.
+    /// Makes the message a datagram to `destination`.
     #[must_use]
     #[inline]
     pub fn to(mut self, destination: &'a UdDestination) -> Self {
@@ -734,7 +739,7 @@ impl<'a> Send<'a> {
         self
     }
 
-    /// Raises a solicited event at the receiver.
+    /// Lets the receive that the message completes at the peer count as solicited.
     #[must_use]
     #[inline]
     pub fn solicited(mut self) -> Self {
@@ -744,7 +749,7 @@ impl<'a> Send<'a> {
 }
 
 impl<'a> SendWithImmediate<'a> {
-    /// A message of these bytes, and four beside it.
+    /// Sends a message of these bytes, with four bytes of immediate data.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, imm: [u8; 4]) -> Self {
         let data = data.into();
@@ -756,7 +761,7 @@ impl<'a> SendWithImmediate<'a> {
         }
     }
 
-    /// As a datagram to `destination`.
+    /// Makes the message a datagram to `destination`.
     #[must_use]
     #[inline]
     pub fn to(mut self, destination: &'a UdDestination) -> Self {
@@ -764,7 +769,7 @@ impl<'a> SendWithImmediate<'a> {
         self
     }
 
-    /// Raises a solicited event at the receiver.
+    /// Lets the receive that the message completes at the peer count as solicited.
     #[must_use]
     #[inline]
     pub fn solicited(mut self) -> Self {
@@ -774,7 +779,7 @@ impl<'a> SendWithImmediate<'a> {
 }
 
 impl<'a> SendWithInvalidate<'a> {
-    /// A message of these bytes that invalidates the receiver's `rkey`.
+    /// Sends a message of these bytes that invalidates the receiver's key `rkey`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, rkey: RKey) -> Self {
         let data = data.into();
@@ -785,7 +790,7 @@ impl<'a> SendWithInvalidate<'a> {
         }
     }
 
-    /// Raises a solicited event at the receiver.
+    /// Lets the receive that the message completes at the peer count as solicited.
     #[must_use]
     #[inline]
     pub fn solicited(mut self) -> Self {
@@ -795,7 +800,7 @@ impl<'a> SendWithInvalidate<'a> {
 }
 
 impl<'a> Write<'a> {
-    /// These bytes to `remote`.
+    /// Writes these bytes to `remote`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
@@ -808,7 +813,7 @@ impl<'a> Write<'a> {
 }
 
 impl<'a> WriteWithImmediate<'a> {
-    /// These bytes to `remote`, and four to the peer's next receive.
+    /// Writes these bytes to `remote`, and completes the peer's next receive with the immediate data `imm`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress, imm: [u8; 4]) -> Self {
         let data = data.into();
@@ -820,7 +825,7 @@ impl<'a> WriteWithImmediate<'a> {
         }
     }
 
-    /// Raises a solicited event at the receiver.
+    /// Lets the receive that the request completes at the peer count as solicited.
     #[must_use]
     #[inline]
     pub fn solicited(mut self) -> Self {
@@ -830,7 +835,7 @@ impl<'a> WriteWithImmediate<'a> {
 }
 
 impl<'a> Read<'a> {
-    /// As many bytes from `remote` as `sink` holds.
+    /// Reads as many bytes from `remote` as `sink` holds.
     #[inline]
     pub fn new(sink: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = sink.into();
@@ -843,7 +848,7 @@ impl<'a> Read<'a> {
 }
 
 impl<'a> ReadWithInvalidate<'a> {
-    /// As many bytes from `remote` as `sink` holds; the sink's key is invalidated at the end.
+    /// Reads as many bytes from `remote` as `sink` holds, and then invalidates the key of `sink`.
     #[inline]
     pub fn new(sink: Sge, remote: RemoteAddress) -> Self {
         Self {
@@ -856,7 +861,8 @@ impl<'a> ReadWithInvalidate<'a> {
 }
 
 impl<'a> CompareSwap<'a> {
-    /// Swaps the eight bytes at `remote` where they equal `compare`; the original goes to `result`.
+    /// Replaces the eight bytes at `remote` by `swap` if they equal `compare`; their original value is placed into
+    /// `result`.
     #[inline]
     pub fn new(
         result: impl Into<Data<'a>>,
@@ -876,7 +882,7 @@ impl<'a> CompareSwap<'a> {
 }
 
 impl<'a> FetchAdd<'a> {
-    /// Adds to the eight bytes at `remote`; the original goes to `result`.
+    /// Adds `add` to the eight bytes at `remote`; their original value is placed into `result`.
     #[inline]
     pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, add: u64) -> Self {
         let data = result.into();
@@ -890,7 +896,7 @@ impl<'a> FetchAdd<'a> {
 }
 
 impl<'a> AtomicWrite<'a> {
-    /// Writes eight bytes to `remote` at once.
+    /// Atomically writes eight bytes to `remote`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
@@ -903,7 +909,7 @@ impl<'a> AtomicWrite<'a> {
 }
 
 impl Flush<'_> {
-    /// Flushes `length` bytes at `remote`.
+    /// Flushes earlier writes to the `length` bytes at `remote`.
     #[inline]
     pub fn new(remote: RemoteAddress, length: u32, placement: Access) -> Self {
         Self {
@@ -914,7 +920,7 @@ impl Flush<'_> {
         }
     }
 
-    /// Flushes the region that `rkey` names.
+    /// Flushes earlier writes to the region that `rkey` names.
     #[inline]
     pub fn whole_region(rkey: RKey, placement: Access) -> Self {
         Self {
@@ -927,7 +933,7 @@ impl Flush<'_> {
 }
 
 impl<'a> FastRegister<'a> {
-    /// Registers the memory of `pages` under `key`: an allocated key with the low byte that it shall have.
+    /// Registers the memory of `pages` with `key`: an allocated key with the low byte that it shall have.
     #[inline]
     pub fn new(key: impl Into<RKey>, pages: &'a PageList) -> Self {
         Self {
@@ -937,7 +943,7 @@ impl<'a> FastRegister<'a> {
         }
     }
 
-    /// Grants these rights.
+    /// Sets the access rights that the registration grants.
     #[must_use]
     #[inline]
     pub fn access(mut self, access: Access) -> Self {
@@ -945,7 +951,7 @@ impl<'a> FastRegister<'a> {
         self
     }
 
-    /// Gives the first byte this address.
+    /// Sets the address by which requests name the first byte.
     #[must_use]
     #[inline]
     pub fn iova(mut self, iova: u64) -> Self {
@@ -974,7 +980,7 @@ impl LocalInvalidate<'_> {
 }
 
 impl<'a> BindWindow<'a> {
-    /// A request that frees a window, whose key will have this low byte.
+    /// Creates a request that unbinds a window and gives its key this low byte.
     #[inline]
     pub(crate) fn of_window(
         window: &'a ObjectBase<dyn MwOps>,
@@ -989,7 +995,7 @@ impl<'a> BindWindow<'a> {
         }
     }
 
-    /// The same for one that binds it to `length` bytes from `addr` of a region.
+    /// Makes the request bind the window to `length` bytes from `addr` of a region.
     #[inline]
     pub(crate) fn bound_to(self, region: WindowRegion<'a>, addr: u64, length: u64) -> Self {
         Self {
@@ -1001,7 +1007,7 @@ impl<'a> BindWindow<'a> {
         }
     }
 
-    /// Grants these rights.
+    /// Sets the access rights that the window grants to peers.
     #[must_use]
     #[inline]
     pub fn access(mut self, access: Access) -> Self {
@@ -1009,7 +1015,7 @@ impl<'a> BindWindow<'a> {
         self
     }
 
-    /// Sets the low byte that the bind gives the key of a window of type 2.
+    /// Sets the low byte that a type-2 window's key gets from the bind.
     #[must_use]
     #[inline]
     pub fn key_byte(mut self, byte: u8) -> Self {
@@ -1017,7 +1023,7 @@ impl<'a> BindWindow<'a> {
         self
     }
 
-    /// Sets the low byte that the region's key has when the bind is carried out: for a fast-register that was posted before
+    /// Sets the low byte that the region's key has when the bind is executed: for a fast-register that was posted before
     /// with another byte than that of its [`MrKey`](crate::MrKey).
     #[must_use]
     #[inline]
@@ -1026,7 +1032,7 @@ impl<'a> BindWindow<'a> {
         self
     }
 
-    /// The key of the window once it is bound. 0 without a window: such a request is refused.
+    /// Returns the key that the window has after the bind; 0 if the request has no window, and is refused.
     #[inline]
     pub fn key(&self) -> RKey {
         let key = self
@@ -1036,7 +1042,8 @@ impl<'a> BindWindow<'a> {
         key.with_key_byte(self.window_key_byte)
     }
 
-    /// The key of the region when the bind is carried out. 0 without a region: the window is unbound.
+    /// Returns the key that the region has when the bind is executed; 0 if the request has no region, and unbinds the
+    /// window.
     #[inline]
     pub fn region_key(&self) -> LKey {
         let key = self
@@ -1046,19 +1053,19 @@ impl<'a> BindWindow<'a> {
         key.with_key_byte(self.region_key_byte)
     }
 
-    /// The provider's part of the window: always some in a request that a provider is given.
+    /// Returns the provider's part of the window; never `None` in a request that a provider gets.
     #[inline]
     pub fn mw(&self) -> Option<&'a Arc<dyn MwOps>> {
         self.window.map(|window| &window.ops)
     }
 
-    /// The provider's part of the region; none unbinds the window.
+    /// Returns the provider's part of the region; `None` in a request that unbinds the window.
     #[inline]
     pub fn mr(&self) -> Option<&'a Arc<dyn MrOps>> {
         self.region.map(|region| &region.ops)
     }
 
-    /// The kind of the window.
+    /// Returns the type of the window; `None` if the request has none.
     pub(crate) fn window_type(&self) -> Option<MwType> {
         self.window_type
     }

@@ -1,4 +1,4 @@
-//! What a process knows of its connections, as text and JSON.
+//! The RDS connections and counters of a process, as text and JSON.
 
 use std::fmt::Write as _;
 

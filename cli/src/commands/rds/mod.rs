@@ -1,4 +1,4 @@
-//! `polyverbs rds`: messages between reliable datagram sockets, also with those of Linux.
+//! `polyverbs rds`: exchanges messages between reliable datagram sockets (RDS), also with those of Linux.
 
 mod info;
 mod ping;
@@ -18,8 +18,8 @@ use crate::output::parse_bytes;
 
 /// Send and receive whole messages over reliable datagram sockets (RDS)
 ///
-/// The other side may be Linux's: its module rds_rdma, over RDMA devices. Here an address answers pings, and acknowledges what
-/// arrives, while a process has a socket there.
+/// The peer may be Linux with its module rds_rdma, over RDMA devices. A local address answers pings, and acknowledges
+/// messages, as long as a process has a socket at it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-/// What a socket is over, and how it is reported
+/// The device of a socket, and how results are printed
 #[derive(clap::Args)]
 struct Common {
     #[command(flatten)]
@@ -76,7 +76,8 @@ impl Common {
         Ok(RdsSocket::bind_on(&device, at)?)
     }
 
-    /// The last lines: these figures, or this text, and what was asked for beside.
+    /// Returns the last lines of output: `figures` as JSON or `text`, with the connections and counters if they were asked
+    /// for.
     fn end(&self, socket: &RdsSocket, mut figures: Value, text: &str) -> anyhow::Result<String> {
         if !self.json {
             let tables = self.info.then(|| info::tables(socket)).transpose()?;
@@ -89,12 +90,13 @@ impl Common {
     }
 }
 
-/// The address of this machine that a host names.
+/// Returns the first address of this machine that a host names; `port` is the default port.
 fn own(at: &Host, port: u16) -> anyhow::Result<SocketAddr> {
     Ok(addresses_of(&at.host, at.port.unwrap_or(port))?[0])
 }
 
-/// The first address of a peer that answers, of the kind of `from`, and the address from which it is reached.
+/// Returns the first address of a peer that answers, and the local address from which it is reached. If `from` is given,
+/// only addresses of its family are tried.
 fn peer(
     common: &Common,
     to: &Host,
@@ -114,7 +116,7 @@ fn peer(
     Ok((peer, SocketAddr::new(from_towards(peer)?, 0)))
 }
 
-/// How long an address of a peer may take to answer, before the next is tried.
+/// How long an address of a peer may take to answer before the next address is tried.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn source_towards(to: SocketAddr) -> anyhow::Result<IpAddr> {
@@ -126,7 +128,7 @@ fn source_towards(to: SocketAddr) -> anyhow::Result<IpAddr> {
     })
 }
 
-/// Bytes of a message, from `least`.
+/// Parses the length of a message in bytes, which is at least `least`.
 fn parse_message(text: &str, least: usize) -> Result<usize, String> {
     let bytes = parse_bytes(text)? as usize;
     match (least..=MAX_MESSAGE).contains(&bytes) {
@@ -135,7 +137,7 @@ fn parse_message(text: &str, least: usize) -> Result<usize, String> {
     }
 }
 
-/// What each report of a socket says of it.
+/// Returns the fields that every JSON report of a socket has: device, transport and local address.
 fn described(common: &Common, socket: &RdsSocket) -> Value {
     let transport = match socket.transport() {
         Some(polyverbs_rds::RdsTransport::Iwarp) => "iwarp",

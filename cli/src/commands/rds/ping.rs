@@ -1,4 +1,4 @@
-//! `polyverbs rds ping`: whether a host of RDS answers at an address.
+//! `polyverbs rds ping`: checks whether a host with RDS answers at an address.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -13,26 +13,26 @@ use crate::output::say;
 
 /// Find out whether a host of RDS answers at an address, and how soon
 ///
-/// Sends messages to port 0, where the host itself answers without data, whatever sockets there are. The first one waits for the
-/// connection to be made.
+/// Sends messages to port 0, which the host itself answers, without data, rather than a program. The time of the first
+/// answer includes making the connection.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   polyverbs rds ping 127.0.0.2 --device ib0
   polyverbs rds ping 192.0.2.7 --device ib0 --from 192.0.2.1 --count 10 --interval 0.2 --json")]
 pub(super) struct Arguments {
-    /// The host, by name or address
+    /// The host to ping, by name or address
     #[arg(value_name = "HOST")]
     to: Host,
     #[command(flatten)]
     common: Common,
-    /// Local address, if not that of the route
+    /// Local address to ping from; by default that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
-    /// How often
+    /// How many pings to send
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
-    /// Seconds in between
+    /// Seconds between two pings
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     interval: Duration,
     /// Seconds that an answer may take
@@ -43,7 +43,7 @@ pub(super) struct Arguments {
     size: usize,
 }
 
-/// Where a host itself answers.
+/// The RDS port at which a host itself answers, rather than a socket of a program.
 pub(super) const PORT: u16 = 0;
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     tally.outcome()
 }
 
-/// The time until it is answered; `None` if it is not.
+/// Pings an address once. Returns the time until the answer; `None` if none arrives in time.
 pub(super) fn ping(
     common: &Common,
     from: SocketAddr,

@@ -1,4 +1,4 @@
-//! `polyverbs rds receive`: what is sent to a socket, to a file or counted.
+//! `polyverbs rds receive`: receives the messages to a socket, and writes them to a file or counts them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,7 +18,8 @@ use crate::output::{BOLD, count, format_bytes, say, seconds};
 
 /// Receive messages, and say from whom
 ///
-/// The first line says where. Messages go to the file as they arrive, one after the other, those of several senders mixed.
+/// The first line of output has the socket's address. Messages are written to the file as they arrive, one after the other;
+/// those of several senders are mixed.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -31,10 +32,10 @@ pub(super) struct Arguments {
     at: Host,
     #[command(flatten)]
     common: Common,
-    /// End after so many messages
+    /// End after this many messages
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Where the bytes go; - is standard output, and then everything else is printed to standard error
+    /// File for the bytes; - is standard output, and then everything else is printed to standard error
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
 }

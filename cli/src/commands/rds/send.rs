@@ -1,4 +1,4 @@
-//! `polyverbs rds send`: a file, in messages.
+//! `polyverbs rds send`: sends a file in messages.
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
@@ -19,8 +19,8 @@ use crate::output::{BOLD, count, format_bytes, progress, rate, say, seconds};
 
 /// Send a file in messages, and wait until the peer's host has acknowledged all of them
 ///
-/// It has them then, and a socket that is there; a message to a port without a socket is acknowledged too, and dropped. An empty file
-/// is one empty message.
+/// An acknowledged message has been put into the queue of the receiving socket. A message to a port without a socket is
+/// acknowledged too, and dropped. An empty file is one empty message.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -28,25 +28,25 @@ Examples:
   polyverbs rds send FILE 192.0.2.7:4000 --device iw0 --from 192.0.2.1 --message-size 1M
   date | polyverbs rds send - 127.0.0.2:4000 --device ib0")]
 pub(super) struct Arguments {
-    /// The file; - is standard input
+    /// The file to send; - is standard input
     file: PathBuf,
-    /// Where it goes
+    /// Host and port of the receiving socket
     #[arg(value_name = "HOST:PORT")]
     to: Endpoint,
     #[command(flatten)]
     common: Common,
-    /// Local address, if not that of the route
+    /// Local address to send from; by default that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
     /// Bytes of each message but the last one, up to 1M
     #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = |text: &str| parse_message(text, 1))]
     message_size: usize,
-    /// Seconds in which the peer has to take or acknowledge something
+    /// Seconds in which the peer has to accept or acknowledge a message
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     timeout: Duration,
 }
 
-/// Messages that are sent before the first one is acknowledged.
+/// How many messages are sent before the first one must be acknowledged.
 const WINDOW: usize = 16;
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! `polyverbs rds stress`: requests and replies between many sockets, each byte compared.
+//! `polyverbs rds stress`: exchanges requests and replies between many sockets, and compares each byte.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -19,14 +19,14 @@ use super::{Common, described, own, parse_message, peer};
 use crate::interrupt::{self, Ending};
 use crate::output::{BOLD, DIM, complain, count, format_bytes, nanoseconds, progress, rate, say};
 
-/// What a system says that has no room for another.
+/// The message if the operating system cannot start another thread.
 const NO_THREAD: &str =
     "no thread for a task: lower --tasks, or raise the limit of threads or memory";
 
 /// Exchange requests and replies between many sockets, and measure them
 ///
-/// One process listens and answers; others have tasks, each with a socket and requests that wait for replies. Both sides compare each
-/// byte. In the manner of rds-stress, with which it does not talk.
+/// One process listens and answers; others run tasks, each of which has a socket and sends requests. Both sides compare
+/// each byte. It works like rds-stress, but does not interoperate with it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -34,21 +34,21 @@ Examples:
   polyverbs rds stress 127.0.0.1 --to 127.0.0.2 --device ib0 --tasks 4 --depth 8
   polyverbs rds stress 192.0.2.1 --to 192.0.2.7 --device ib0 --request-bytes 8k --json")]
 pub(super) struct Arguments {
-    /// An address of this machine; a listener has port 4000 unless told otherwise
+    /// Local address; a listener has port 4000 by default
     #[arg(value_name = "HOST[:PORT]")]
     at: Host,
-    /// Who listens
+    /// Host that listens
     #[arg(long, value_name = "HOST[:PORT]", required_unless_present = "listen")]
     to: Option<Host>,
-    /// Answer requests, until it is interrupted
+    /// Answer requests until interrupted
     #[arg(long, conflicts_with_all = ["to", "depth", "request_bytes", "reply_bytes", "seconds", "count"])]
     listen: bool,
     #[command(flatten)]
     common: Common,
-    /// Tasks; of a listener, threads that answer
+    /// Tasks that send requests; of a listener, threads that answer
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     tasks: u16,
-    /// Requests of each task that wait for replies
+    /// Outstanding requests of each task
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
     /// Bytes of each request, 16 to 1M
@@ -57,21 +57,21 @@ pub(super) struct Arguments {
     /// Bytes of each reply, 16 to 1M
     #[arg(long, value_name = "BYTES", default_value = "256", value_parser = |text: &str| parse_message(text, HEADER))]
     reply_bytes: usize,
-    /// For how long requests are sent
+    /// Seconds for which requests are sent
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     seconds: Duration,
-    /// End after so many requests of each task, if that is sooner
+    /// End after this many requests of each task, if that is sooner
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 
-/// The port of a listener.
+/// The default port of a listener.
 const PORT: u16 = 4000;
 
-/// How long a message may take.
+/// How long a message may take to be sent or to arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Bytes that may wait at a listener, in each direction.
+/// Bytes that a listener's socket may queue, in each direction.
 const LISTENER_BUFFER: usize = 64 << 20;
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -216,7 +216,7 @@ struct Task<'t> {
 }
 
 impl Task<'_> {
-    /// Picoseconds from each request to its reply.
+    /// Sends requests until `end`, and returns the times from each request to its reply, in picoseconds.
     fn run(&self, end: Instant) -> anyhow::Result<Histogram<u64>> {
         let Self {
             arguments,
@@ -331,7 +331,7 @@ fn report(
     Ok(())
 }
 
-/// What a message begins with: its number, the length of its reply, and its own.
+/// The header of a message: its number, the length of its reply, and (when encoded) its own length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     number: u64,
@@ -340,10 +340,11 @@ struct Head {
 
 const HEADER: usize = 16;
 
-/// The bytes behind the header: by the message's number, so that those of another are noticed.
+/// The bytes of messages after the header. They depend on the message's number, so that bytes of another message are
+/// detected.
 struct Pattern(Vec<u8>);
 
-/// A prime number of patterns.
+/// The number of different patterns, a prime.
 const PATTERNS: usize = 251;
 
 impl Pattern {
@@ -366,7 +367,7 @@ impl Pattern {
         message.extend(self.of(head.number, length - HEADER));
     }
 
-    /// The header of a message that is as it was filled.
+    /// Returns the header of a message; `None` if the message is damaged.
     fn check(&self, message: &[u8]) -> Option<Head> {
         let (number, rest) = message.split_first_chunk()?;
         let (reply, rest) = rest.split_first_chunk()?;

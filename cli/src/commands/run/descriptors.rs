@@ -1,12 +1,12 @@
-//! How many descriptors the program may have: its devices need some, and so many devices may need more than the usual limit.
+//! Raises the limit of file descriptors for a program whose devices need many.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors of an open device with listeners and some peers.
+/// How many file descriptors an open device with listeners and a few peers needs.
 const OF_DEVICE: u64 = 20;
 
-/// Raises the limit of descriptors, if so many devices need more than half of it. Returns a complaint if the system does not allow
-/// as many as that.
+/// Raises the limit of file descriptors if the devices need more than half of it. Returns a warning if the system does not
+/// allow as many.
 pub(super) fn make_room(devices: usize) -> Option<String> {
     let limit = getrlimit(Resource::Nofile);
     let raised = raised(devices, limit)?;

@@ -1,4 +1,4 @@
-//! `polyverbs run`: runs an unmodified program on our devices.
+//! `polyverbs run`: runs an unmodified program on emulated devices.
 
 mod descriptors;
 mod preflight;
@@ -25,9 +25,9 @@ use crate::output::{complain, print};
 
 /// Run an unmodified program on our devices
 ///
-/// It finds our libibverbs.so.1 and librdmacm.so.1 before those of the system. It sees a RoCE device (ib0, ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other
-/// address of this machine; no hardware, no kernel module, no privileges. Other processes and machines are reached at
-/// theirs.
+/// The program finds Polyverbs' libibverbs.so.1 and librdmacm.so.1 before those of the system. It sees a RoCE device (ib0,
+/// ib1 …) and an iWARP device (iw0, iw1 …) at the loopback address and at every other address of this machine; no hardware,
+/// no kernel module, no privileges. Devices of other processes and machines are reached at their addresses.
 #[derive(clap::Args)]
 #[command(after_help = "\
 A DEVICE is the name of one that there would be, or describes a new one by
@@ -56,29 +56,29 @@ Examples:
   polyverbs run --fault drop=1%,delay=1ms --pcap PACKETS -- ib_write_bw
   polyverbs run --trace=CALLS -- ibv_devices")]
 pub(crate) struct Arguments {
-    /// A file that says which devices there are
+    /// File that describes the devices
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A device that the program sees; may be given several times
+    /// A device for the program; may be given several times
     #[arg(long, value_name = "DEVICE")]
     device: Vec<String>,
-    /// What the ports of RoCE devices report: ethernet or infiniband
+    /// Link layer that the ports of RoCE devices report: ethernet or infiniband
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<LinkLayer>,
-    /// What links do to what is sent: see `polyverbs copy --help`
+    /// Faults of links, for frames that are sent: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
-    /// Write each verb that is called, with arguments and result; to standard error without a file. What is in FILE is replaced
-    /// when the program has been found
+    /// Write each verb that is called, with arguments and result; to standard error without a file. The content of FILE is
+    /// replaced when the program has been found
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = STANDARD_ERROR)]
     trace: Option<PathBuf>,
-    /// Write what the devices send and receive. What is in FILE is replaced when the program has been found
+    /// Write the packets of the devices. The content of FILE is replaced when the program has been found
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Print what the program would find, as a file for --config, and run nothing
+    /// Print the devices that the program would find, as a file for --config, and run nothing
     #[arg(long)]
     show: bool,
-    /// The program and its arguments
+    /// The program to run, with its arguments
     #[arg(
         value_name = "PROGRAM",
         required_unless_present = "show",
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let libraries = Libraries::find_or_build()?;
     let root = root::make(&configuration)?;
     let prepared = libraries.named(&root).and_then(|named| {
-        // Otherwise the system says what is wrong with it.
+        // Otherwise the error of the system explains the failure.
         if let Some(file) = find(program) {
             empty(&configuration)?;
             if let Some(obstacle) = preflight::obstacle(&file) {

@@ -1,4 +1,4 @@
-//! Programs that will not load our libraries: what the dynamic linker does with a file, seen before it runs.
+//! Detects, before a program runs, that the dynamic linker will not load this project's libraries for it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -14,7 +14,8 @@ use object::read::{ReadCache, ReadRef as _};
 
 use crate::libraries::{CM, VERBS};
 
-/// Why a program will not load our libraries, with a remedy. `None` where it will, and where nothing is known about it.
+/// Returns why a program will not load this project's libraries, with a remedy; `None` if it will, or if that cannot be
+/// found out.
 pub(super) fn obstacle(program: &Path) -> Option<String> {
     // A script can name a script, as often as the kernel follows it, in a first line of this length at most.
     const SCRIPTS: usize = 5;
@@ -102,8 +103,9 @@ fn format(contents: &ReadCache<File>, head: &[u8], file: &Path) -> Option<String
     ))
 }
 
-/// The library of one of our names that a program finds before `LD_LIBRARY_PATH` is searched: needed by its path, or in a folder
-/// of an `RPATH`, which has no effect next to a `RUNPATH`.
+/// Returns the library that a program finds in place of this project's, because it is found before `LD_LIBRARY_PATH` is
+/// searched: needed by a path, or in a folder of an `RPATH` (which has no effect next to a `RUNPATH`). `None` if there is
+/// none.
 fn first_elsewhere(contents: &ReadCache<File>, file: &Path) -> Option<PathBuf> {
     let header = FileHeader64::<Endianness>::parse(contents).ok()?;
     let endian = header.endian().ok()?;
@@ -134,7 +136,7 @@ fn first_elsewhere(contents: &ReadCache<File>, file: &Path) -> Option<PathBuf> {
     found.find(|library| library.exists())
 }
 
-/// A folder of an `RPATH`, in which the program's own may be named.
+/// Returns a folder of an `RPATH`, with `$ORIGIN` replaced by the program's own folder.
 fn expanded(folder: &[u8], file: &Path) -> PathBuf {
     let rest = [&b"$ORIGIN"[..], b"${ORIGIN}"]
         .iter()

@@ -17,7 +17,7 @@ use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, i
 const NAME: &str = "polyverbs-run";
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Makes the folder.
+/// Makes the folder that stands for `/sys` and `/dev`, with the files of these devices, and returns its path.
 pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
     let set = ["XDG_RUNTIME_DIR", "TMPDIR"].map(env::var_os);
     let set = set.into_iter().flatten().map(PathBuf::from);
@@ -114,8 +114,8 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
     Ok(())
 }
 
-/// The files of the folder. Most are alike for all devices: those of one content are one file with several names, which takes
-/// less room and time.
+/// Writes the files of the folder. Most are the same for all devices: files of equal content are hard links to one file,
+/// which takes less space and time.
 struct View {
     contents: HashMap<String, PathBuf>,
     interfaces: Vec<(String, IpAddr)>,

@@ -1,4 +1,5 @@
-//! Options for programs that are built with a sanitizer: `c-libraries/redirect/src/sanitizers.rs` says why they need them.
+//! Options for programs that are built with a sanitizer; `c-libraries/redirect/src/sanitizers.rs` explains why they need
+//! them.
 //!
 //! The library there gives the options too, to programs that replace these variables. Only the variables reach a program that
 //! contains its sanitizer's runtime.
@@ -10,12 +11,13 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// For AddressSanitizer.
+/// The options for AddressSanitizer.
 pub(super) const ADDRESS: &str = "verify_asan_link_order=0";
 
 const THREAD: &str = include_str!("../../../../c-libraries/redirect/thread-sanitizer.supp");
 
-/// The user's options for ThreadSanitizer, with a file of suppressions that has the user's and ours.
+/// Returns the options for ThreadSanitizer: the user's, and a file of suppressions that contains the user's and this
+/// project's.
 pub(super) fn thread_options(root: &Path) -> anyhow::Result<OsString> {
     let mut options = env::var_os("TSAN_OPTIONS").unwrap_or_default();
     let mut suppressions = THREAD.to_owned();
@@ -34,7 +36,7 @@ pub(super) fn thread_options(root: &Path) -> anyhow::Result<OsString> {
     Ok(options)
 }
 
-/// The file of suppressions that these options name.
+/// Returns the file of suppressions that ThreadSanitizer's options name.
 fn suppressions_of(options: &str) -> Option<&str> {
     let separates = |letter: char| letter.is_ascii_whitespace() || matches!(letter, ',' | ':');
     let values = options.split(separates);

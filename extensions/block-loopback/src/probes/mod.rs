@@ -57,7 +57,7 @@ pub static PROBES: &[Probe] = &[
 const QKEY: u32 = 0x1111;
 const ROOM: u32 = 128;
 
-/// A datagram queue pair in RTS, attached to the group, with receives posted.
+/// A datagram queue pair in RTS that is attached to the probe's multicast group and has receives posted.
 struct MulticastEndpoint {
     side: Side,
     landing: Region,

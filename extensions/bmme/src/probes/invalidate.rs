@@ -69,7 +69,7 @@ pub(super) fn no_such_key(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// All access that some transport needs of the sink of a read.
+/// All access rights that the local memory of a read needs on any transport.
 const SINK: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 // covers 2.24

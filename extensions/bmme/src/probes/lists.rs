@@ -67,7 +67,7 @@ fn unusable(error: verbs_api::memory::PageListError) -> Evidence {
     Evidence::wrong(error.to_string())
 }
 
-/// Pieces of one memory in any order, registered as one list.
+/// Ranges of one memory in any order, registered as one page list.
 struct Pieces {
     memory: Memory,
     // Offset and length of each piece, in the list's order.

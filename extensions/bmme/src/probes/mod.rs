@@ -12,12 +12,13 @@ use crate::{
     BLOCK_LIST, BMME, FENCE, READ_WITH_INVALIDATE, SG_GAPS, WINDOW_1, WINDOW_2A, WINDOW_2B, ZBVA,
 };
 
-/// Remote read and write.
+/// The rights for remote read and write.
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 
-/// A far key, registered through the far side of `pair` with remote access, to which windows can be bound.
+/// Fast-registers memory of the far side through the far queue pair of `pair`, with remote access and so that windows can
+/// be bound to it.
 fn registered(rig: &Rig, pair: &Pair) -> Result<Fast, Evidence> {
     let fast = rig.far.fast(8192)?;
     fast.fill(0x5a)?;

@@ -10,7 +10,7 @@ use verbs_api::{
 
 use super::{OPEN, registered};
 
-/// A local fault of a memory operation: engines report one of these.
+/// The statuses of a fast-register or invalidate that its own device refuses; every device reports one of these.
 pub(super) const REFUSED: &[WcStatus] = &[WcStatus::LocQpOpErr, WcStatus::LocProtErr];
 
 // covers 2.20

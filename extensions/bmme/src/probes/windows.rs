@@ -16,12 +16,12 @@ use super::registered;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const NOT_BOUND: &[WcStatus] = &[WcStatus::MwBindErr];
 
-/// A region of the far side to which windows can be bound, without remote access of its own.
+/// Registers a region of the far side to which windows can be bound, and which has no remote rights of its own.
 fn host(rig: &Rig) -> Result<Region, Evidence> {
     rig.far.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-/// A bind of part of `host`, with remote read and write.
+/// Returns a request that binds a window to a part of `host`, with remote read and write.
 fn bind_of<'a>(mw: &'a Mw, host: &'a Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
     wr::BindWindow::new(mw, &host.mr, host.mr.iova() + offset, length)
         .access(READ_WRITE)
@@ -41,7 +41,7 @@ fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<
     Ok(key)
 }
 
-/// A window on bytes 0 to 63 of `host`, through a pair of its own.
+/// Binds a window to bytes 0 to 63 of `host`, through a new pair of queue pairs. Returns the pair, the window and its key.
 fn bound(rig: &Rig, mw_type: MwType, host: &Region) -> Result<(Pair, Mw, RKey), Evidence> {
     let pair = rig.rc()?;
     let mw = rig.far.window(mw_type)?;
@@ -100,8 +100,8 @@ pub(super) fn type_1_domain(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// A window of 100 bytes from byte 100 on must not reach bytes before or behind it. Both are tried on pairs that could otherwise
-// use the window.
+// A window of 100 bytes from byte 100 on must not reach bytes before or after it. Both are tried on pairs that could
+// otherwise use the window.
 fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
     let host = host(rig)?;
     for (offset, granted) in [
@@ -250,7 +250,7 @@ pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
     by_message(rig, &host)
 }
 
-// The same, invalidated by a message of the peer.
+// A window of type 2 that a message of the peer invalidates is freed too.
 fn by_message(rig: &Rig, host: &Region) -> Outcome {
     let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
     let got = send_invalidating(rig, &pair, key)?;

@@ -60,7 +60,7 @@ pub static PROBES: &[Probe] = &[
     ),
 ];
 
-/// A pair whose far side is watched, and its progress.
+/// Makes two connected queue pairs, of which the far one has a [`Progress`], and returns them with it.
 fn watched(rig: &Rig, what: Watch) -> Result<(Pair, Progress), Evidence> {
     let low_latency = rig.far.context.extension::<LowLatency>()?;
     let progress = low_latency.watch(what)?;

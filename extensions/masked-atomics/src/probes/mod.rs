@@ -101,7 +101,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// A pair that supports masked atomics.
+/// Makes two connected queue pairs that support masked atomics.
 fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     let near = rig.near.context.extension::<MaskedAtomics>()?;
     let far = rig.far.context.extension::<MaskedAtomics>()?;
@@ -114,7 +114,7 @@ fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     rig.connected(near, far)
 }
 
-/// Eight far bytes, and the near ones that receive the original.
+/// Eight bytes of memory at the far side, on which the probes execute atomics.
 struct Word {
     target: Region,
 }

@@ -1,4 +1,4 @@
-//! Promises of other features, tried through an initiator.
+//! Probes of rules of other features, tried through an XRC initiator.
 
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::{Access, WcStatus, probe::ensure_eq, wr};

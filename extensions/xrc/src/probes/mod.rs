@@ -53,8 +53,8 @@ probes! {
 }
 
 probes! {
-    /// Promises of other features, tried through an initiator. A device that breaks one of them breaks it for all queue pairs,
-    /// and supports XRC all the same: so these do not verify XRC. Tests run them.
+    /// Probes of rules of other features, tried through an XRC initiator. A device that breaks one of them breaks it for
+    /// all queue pairs, and supports XRC nevertheless, so these do not verify XRC. Tests run them.
     CARRIED
     "waiting" "4.10" "a message waits for a receive, and what is behind it does, too" => SHARES carried::waiting;
     "immediates" "4.12" "immediate data arrives, of sends and of writes" => SHARES carried::immediates;
@@ -64,7 +64,7 @@ probes! {
 const QUEUE_LENGTH: u32 = 64;
 const ROOM: u32 = 64;
 
-/// A shared receive queue of a domain, its completion queue, and its memory.
+/// A shared receive queue of an XRC domain, its completion queue, and the memory of its receives.
 struct Mailbox {
     srq: XrcSrq,
     cq: Cq,
@@ -101,7 +101,7 @@ fn local() -> verbs_api::MrOptions {
     verbs_api::MrOptions::new(Access::LOCAL_WRITE)
 }
 
-/// A target in a domain of the far side, and a near initiator connected to it.
+/// An XRC target in a domain of the far side, and an initiator of the near side that is connected to it.
 struct XrcConnection {
     initiator: Side,
     domain: Xrcd,
@@ -115,7 +115,7 @@ impl XrcConnection {
         Ok(connection)
     }
 
-    // The same, not connected yet.
+    // Makes initiator and target without connecting them.
     fn made(rig: &Rig, domain: Xrcd) -> Result<Self, Evidence> {
         let target = rig.finish(domain.create_target())?;
         let initiator = initiator(&rig.near)?;

@@ -22,10 +22,10 @@ use crate::interface;
 use crate::lock::lock;
 use crate::watch::{Watch, Watched};
 
-/// The queue key that librdmacm gives every datagram service of an IP address.
+/// The Q_Key that librdmacm gives every datagram service of an IP address.
 const QKEY: u32 = 0x0123_4567;
 
-/// The longest private data that a call of librdmacm accepts.
+/// The longest private data that librdmacm accepts on iWARP.
 const IWARP_PRIVATE_DATA: PrivateDataLimits = PrivateDataLimits {
     connect: u8::MAX as usize,
     accept: u8::MAX as usize,
@@ -36,7 +36,7 @@ const IWARP_PRIVATE_DATA: PrivateDataLimits = PrivateDataLimits {
 
 /// The backend that connects the queue pairs of a device.
 pub(crate) struct Manager {
-    /// The library's name of the device.
+    /// Name of the device in the library.
     device: String,
     transport: Transport,
     channel: Arc<Channel>,
@@ -45,7 +45,7 @@ pub(crate) struct Manager {
     watch: Mutex<Option<Watch>>,
 }
 
-/// The identifiers of librdmacm and their roles.
+/// The identifiers (`rdma_cm_id`) of librdmacm and what each is used for.
 #[derive(Default)]
 struct Table {
     ends: HashMap<Token, End>,
@@ -62,29 +62,29 @@ struct End {
 #[derive(Clone)]
 enum Role {
     Listener(Arc<dyn ListenSink<Offer>>),
-    /// A connection request that was not answered yet.
+    /// A connection request of a peer that the program has not answered yet.
     Asked(Arc<dyn ListenSink<Offer>>),
-    /// The address and the route of the peer are being resolved.
+    /// Address and route of the peer are being resolved, for a connection that the program has requested.
     Resolving(SocketAddr, Box<Offer>, Arc<dyn Sink>),
-    /// The connection of the queue pair with this number.
+    /// A connection of the queue pair with this number.
     Connection(Stage, u32, Arc<dyn Sink>),
     DatagramListener(Arc<dyn ListenSink<Question>>),
     Questioned(Arc<dyn ListenSink<Question>>),
-    /// The address of a datagram service is being resolved, or the service was asked.
+    /// A datagram service whose address is being resolved, or whose peer was asked.
     Question(SocketAddr, Vec<u8>, Arc<dyn AnswerSink>),
 }
 
-/// The progress of a connection.
+/// How far a connection has come, at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// This end has requested the connection.
+    /// This end has sent the connection request.
     Asking,
-    /// The other end has replied.
+    /// The peer has replied to the request.
     Answered,
-    /// This end has accepted.
+    /// This end has accepted the peer's request.
     Agreed,
     Open,
-    /// This end has started to disconnect.
+    /// This end has begun to disconnect.
     Ending,
 }
 
@@ -117,7 +117,7 @@ impl Table {
 }
 
 impl Manager {
-    /// Starts the backend of the device with this name in the library.
+    /// Starts the backend of the device with this name.
     ///
     /// # Errors
     /// The kernel has no connection manager for user space, or the process has no further descriptors or threads.
@@ -243,7 +243,7 @@ impl Manager {
         }
     }
 
-    /// Checks the device of a resolved address and resolves the route.
+    /// Checks that a resolved address belongs to this device, and resolves the route to it.
     fn found(&self, id: &Id, to: SocketAddr) -> Result<(), ConnectError> {
         self.check_device(id, to)?;
         Ok(id.resolve_route()?)
@@ -290,7 +290,7 @@ impl Manager {
         sink.event(told);
     }
 
-    /// Translates an event of a connection for this end.
+    /// Converts an event of librdmacm about a connection; `None` if this end need not know of it.
     fn told(&self, stage: Stage, event: Event, peer: Option<SocketAddr>) -> Option<CmEvent> {
         const TIMED_OUT: c_int = -libc::ETIMEDOUT;
         Some(match (event.kind, event.status) {
@@ -374,12 +374,12 @@ impl Manager {
         table.ends.get(&token).map(|end| Arc::clone(&end.id))
     }
 
-    /// Removes an identifier, which is destroyed with its last handle.
+    /// Removes an identifier from the table. It is destroyed with its last handle.
     fn remove(&self, token: Token) -> Option<End> {
         lock(&self.table).remove(token)
     }
 
-    /// Creates an identifier that is bound to an address of the device.
+    /// Creates an identifier and binds it to an address of the device.
     fn bound(&self, service: Service, at: SocketAddr) -> Result<Id, ConnectError> {
         let id = Id::create(&self.channel, service)?;
         id.bind(at).map_err(|error| in_use(error, at))?;
@@ -387,13 +387,13 @@ impl Manager {
         Ok(id)
     }
 
-    /// Whether librdmacm assigns an address to this device.
+    /// Whether librdmacm binds this address to this device.
     fn is_own(&self, ip: IpAddr) -> bool {
         let at = SocketAddr::new(ip, 0);
         self.bound(Service::Connections, at).is_ok()
     }
 
-    /// An IPv4 or IPv6 address of the device.
+    /// Returns an IPv4 or IPv6 address of the device; `None` if it has none.
     pub(super) fn address(&self, is_ipv4: bool) -> Option<IpAddr> {
         let mut known = interface::addresses().into_iter();
         known.find(|&ip| ip.is_ipv4() == is_ipv4 && self.is_own(ip))
@@ -430,7 +430,7 @@ impl Manager {
         drop(end);
     }
 
-    /// Starts to resolve the address of a peer, from this port unless it is 0.
+    /// Starts to resolve the address of a peer, from this local port unless it is 0.
     fn resolve_with(
         &self,
         service: Service,
@@ -455,8 +455,8 @@ impl Manager {
         Ok(token)
     }
 
-    /// The source address for a destination: the destination itself if it belongs to this device, else the kernel's choice if
-    /// that does, else any address of the device.
+    /// Returns the source address for a destination: the destination itself if it is this device's, else the kernel's
+    /// choice if that is this device's, else any address of the device.
     fn source_towards(&self, to: IpAddr) -> Option<IpAddr> {
         let routed = || interface::source_of(to);
         Some(to)
@@ -472,7 +472,7 @@ impl Drop for Manager {
     }
 }
 
-/// Takes the events of a manager while the manager exists.
+/// Reads the events of a [`Manager`] as long as it exists.
 struct Events(Weak<Manager>);
 
 impl Watched for Events {
@@ -513,7 +513,8 @@ const fn is_unreachable(errno: c_int) -> bool {
     )
 }
 
-/// Explains why a request was not sent: some drivers make the stream before the call returns.
+/// Returns the event for a connection request that was not sent: some drivers connect the stream before the call returns,
+/// so that its error says why.
 fn unconnected(error: ConnectError, to: SocketAddr) -> CmEvent {
     let ConnectError::Verb(VerbError::Os { errno, .. }) = error else {
         return CmEvent::Failed(error);
@@ -526,7 +527,7 @@ fn unconnected(error: ConnectError, to: SocketAddr) -> CmEvent {
     }
 }
 
-/// Whether the error number means that the requesting end has gone.
+/// Whether the error number means that the requesting peer has given up.
 const fn is_over(errno: c_int) -> bool {
     matches!(
         errno,
@@ -552,7 +553,8 @@ fn terms(offer: &Offer) -> Terms<'_> {
     }
 }
 
-/// The offer of a peer, with resources and depth swapped to the view of this end.
+/// Converts a peer's connection parameters to an offer. Responder resources and initiator depth, which an event reports
+/// from this end's point of view, are swapped to the peer's.
 fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option<Offer> {
     let &Said::Connection {
         qp_num,
@@ -600,7 +602,8 @@ fn answer(event: Event) -> Result<Answer, ConnectError> {
     })
 }
 
-/// Refuses all but reliable connections of both directions, which are the only ones of librdmacm.
+/// Refuses connections other than reliable ones with a requester and responder at each end, because librdmacm makes no
+/// others here.
 fn check_service(offer: &Offer) -> Result<(), ConnectError> {
     match (offer.qp_type, offer.half) {
         (QpType::Rc, Half::Both) => Ok(()),

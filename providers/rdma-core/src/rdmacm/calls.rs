@@ -18,10 +18,10 @@ use verbs_api::qp::QpState;
 use super::library::Cm;
 use crate::verbs::{Zero as _, check, last_error, never_waits, nothing};
 
-/// The most time in milliseconds that resolving an address or a route may take.
+/// The longest time in milliseconds that resolving an address or a route may take.
 const RESOLVE_MS: c_int = 5000;
 
-/// An event channel and the queue of events of its identifiers.
+/// An event channel of librdmacm.
 pub(crate) struct Channel {
     cm: Cm,
     at: NonNull<RdmaEventChannel>,
@@ -33,7 +33,7 @@ unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// Opens a channel whose reads do not wait.
+    /// Opens a channel whose reads do not block.
     ///
     /// # Errors
     /// The kernel has no connection manager for user space, or this user may not use it.
@@ -46,17 +46,16 @@ impl Channel {
         Ok(Arc::new(channel))
     }
 
-    /// The descriptor that is readable while there is an event.
+    /// Returns the descriptor of the channel, which is readable while it has an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the channel lives.
         unsafe { BorrowedFd::borrow_raw(self.at.as_ref().fd) }
     }
 
-    /// The next event, or `None` if there is none. It is acknowledged before it is returned, so the caller may destroy
-    /// identifiers.
+    /// Returns the next event; `None` if there is none. It has been acknowledged, so the caller may destroy identifiers.
     ///
     /// # Errors
-    /// The channel will have no further events.
+    /// The channel reports no further events.
     pub(crate) fn next(self: &Arc<Self>) -> Result<Option<Event>, VerbError> {
         let mut taken = ptr::null_mut();
         // SAFETY: the channel lives as long as `self`, and there is room for the pointer.
@@ -154,25 +153,25 @@ unsafe fn read_param(param: &RdmaParam, is_for_datagrams: bool) -> (Said, Vec<u8
     (said, private_data)
 }
 
-/// Identifies the identifier of an event.
+/// Identifies an `rdma_cm_id` in events, as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(usize);
 
-/// An event of an identifier.
+/// An event of an `rdma_cm_id`.
 pub(crate) struct Event {
-    /// The identifier; for a request, the listening one.
+    /// The identifier of the event; for a connection request, the listening one.
     pub(crate) of: Key,
-    /// The identifier that a request has created.
+    /// The identifier that a connection request has created; `None` for other events.
     pub(crate) asks: Option<Id>,
-    /// One of `rdmacm::event`.
+    /// The type of the event, one of `rdmacm::event`.
     pub(crate) kind: c_int,
-    /// 0, a negative error number, or the reason of a rejection.
+    /// The status of the event: 0, a negative error number, or the reason of a rejection.
     pub(crate) status: c_int,
     pub(crate) said: Said,
     pub(crate) private_data: Vec<u8>,
 }
 
-/// The peer's parameters in an event.
+/// The connection parameters of the peer in an event.
 pub(crate) enum Said {
     Connection {
         qp_num: u32,
@@ -188,14 +187,14 @@ pub(crate) enum Said {
     },
 }
 
-/// The kind of service of an identifier.
+/// Whether an identifier is for connections or for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Service {
     Connections,
     Datagrams,
 }
 
-/// The parameters that one end sends with a request or an answer.
+/// The connection parameters that this end sends with a request or an answer.
 pub(crate) struct Terms<'a> {
     pub(crate) qp_num: u32,
     pub(crate) responder_resources: u8,
@@ -206,7 +205,7 @@ pub(crate) struct Terms<'a> {
 }
 
 impl<'a> Terms<'a> {
-    /// The parameters of a question for a datagram service, which has no queue pair, and of its answer.
+    /// Returns the parameters for resolving a datagram service, where `qp_num` is 0, or for the answer.
     pub(crate) const fn of_datagrams(qp_num: u32, private_data: &'a [u8]) -> Self {
         Self {
             qp_num,
@@ -219,7 +218,7 @@ impl<'a> Terms<'a> {
     }
 }
 
-/// An identifier, which is destroyed with its last handle. Each caller of a method holds one.
+/// An `rdma_cm_id`, which is destroyed with the last handle. Each caller of a method holds one.
 ///
 /// The destruction waits until the events of the identifier are acknowledged, which they are before [`Channel::next`] returns an
 /// [`Event`].
@@ -254,7 +253,7 @@ impl Id {
         Key(self.at.as_ptr().addr())
     }
 
-    /// The name of the device that the identifier is bound to, if it is bound.
+    /// Returns the name of the device that the identifier is bound to; `None` if it is not bound.
     pub(crate) fn device(&self) -> Option<String> {
         // SAFETY: the identifier lives as long as `self`, and the library keeps its device open.
         let name = unsafe {
@@ -266,13 +265,13 @@ impl Id {
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// The address of this end. No other thread may bind the identifier at the same time.
+    /// Returns the local address. No other thread may bind the identifier at the same time.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier lives as long as `self`.
         address::read(unsafe { &self.at.as_ref().route.addr.src })
     }
 
-    /// The address of the peer. No other thread may bind the identifier at the same time.
+    /// Returns the address of the peer. No other thread may bind the identifier at the same time.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier lives as long as `self`.
         address::read(unsafe { &self.at.as_ref().route.addr.dst })
@@ -348,7 +347,7 @@ impl Id {
         })
     }
 
-    /// The attributes with which a queue pair reaches this state.
+    /// Returns the attributes that move a queue pair of this connection to a state (`rdma_init_qp_attr`).
     pub(crate) fn qp_attr(&self, state: QpState) -> Result<IbvQpAttr, VerbError> {
         let mut attr = IbvQpAttr::zero();
         attr.qp_state = state as c_int;

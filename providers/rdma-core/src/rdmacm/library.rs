@@ -9,11 +9,11 @@ use verbs_api::VerbError;
 
 use crate::library::{File, symbols};
 
-/// The name of the library, in the directory of the verbs' library or for the dynamic linker.
+/// The name of the library: a file in the directory of libibverbs, or a name for the dynamic linker.
 pub(crate) const FILE: &str = "librdmacm.so.1";
 
 symbols! {
-    /// The functions for connections.
+    /// The functions of librdmacm.
     Cm {
         rdma_create_event_channel() -> *mut RdmaEventChannel;
         rdma_destroy_event_channel(*mut RdmaEventChannel);
@@ -35,7 +35,7 @@ symbols! {
 }
 
 impl Cm {
-    /// Finds the functions that belong to the verbs of this file.
+    /// Loads the librdmacm that belongs to the libibverbs in this file.
     ///
     /// # Errors
     /// There is no such library, or it lacks a function.

@@ -31,10 +31,10 @@ use refusal::Refusal;
 pub(crate) use states::Connected;
 use states::States;
 
-/// The connections of the queue pairs of a device.
+/// The connections of a device's queue pairs, and the backend that makes them.
 pub(crate) struct Connections {
     library: &'static crate::library::Library,
-    /// The library's name of the device.
+    /// Name of the device in the library.
     device: String,
     transport: Transport,
     manager: OnceLock<Result<Arc<Manager>, VerbError>>,
@@ -67,17 +67,17 @@ impl Connections {
         manager.as_ref().map_err(Clone::clone)
     }
 
-    /// Whether connections bring queue pairs up and down, instead of verbs that modify them.
+    /// Whether connections move queue pairs to RTS and ERR, so that verbs cannot modify them, as on iWARP.
     pub(crate) fn are_brought_up_here(&self) -> bool {
         self.transport == Transport::Iwarp
     }
 
-    /// The states of the queue pairs of this process.
+    /// Returns the states of the device's queue pairs in this process.
     pub(crate) fn states(&self) -> &States {
         &self.states
     }
 
-    /// The backend that makes connections, or one that explains why there are none.
+    /// Returns the backend that makes connections, or one that refuses all and says why.
     pub(crate) fn carrier(&self) -> Carrier {
         Carrier::Backend(match self.manager() {
             Ok(manager) => Arc::clone(manager) as _,

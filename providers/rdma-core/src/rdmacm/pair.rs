@@ -1,4 +1,4 @@
-//! Queue pairs of an iWARP device that name each other by number.
+//! Connects queue pairs of an iWARP device that belong to one process and name each other by number.
 //!
 //! The wire has no such thing: a stream begins with a connection. If both queue pairs belong to this process, one is made between
 //! them, over an address of the device. The one that comes second requests the connection, and the request names the first.
@@ -19,18 +19,18 @@ use super::Connections;
 use super::states::Known;
 use crate::lock::lock;
 
-/// Queue pairs of this process that name each other.
+/// The queue pairs of this process that connect to each other by number.
 #[derive(Default)]
 pub(super) struct Pairs {
-    /// Queue pairs that wait for their peer.
+    /// Queue pairs whose peer has not connected yet.
     waiting: HashMap<Names, End>,
-    /// The identifier of the connection of each queue pair.
+    /// The connection of each queue pair, by number.
     tokens: HashMap<u32, Token>,
-    /// The address for requests between these queue pairs.
+    /// The address at which this process listens for requests between its queue pairs.
     listener: Option<SocketAddr>,
 }
 
-/// A queue pair and the one that it is connected to.
+/// The numbers of a queue pair and of the peer that it connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Names {
     pub(crate) own: u32,
@@ -46,17 +46,17 @@ impl Names {
     }
 }
 
-/// The reads that an end serves, and those that it has outstanding, at one time.
+/// How many reads an end executes, and how many it has outstanding, at one time; `None` for the default.
 type Reads = (Option<u8>, Option<u8>);
 
-/// One end that will be connected.
+/// One end of a connection that is not established yet.
 struct End {
     reads: Reads,
     reply: Reply<()>,
 }
 
 impl Connections {
-    /// Ends the connection of a queue pair that is being destroyed. Returns its state.
+    /// Ends the connection of a queue pair that is being destroyed. Returns the state that was known of it.
     pub(crate) fn gone(&self, qp_num: u32) -> Option<Known> {
         let known = self.states.remove(qp_num);
         self.end_waiting(
@@ -67,7 +67,8 @@ impl Connections {
         known
     }
 
-    /// Cancels the connection of a queue pair; its peer may still be connected.
+    /// Cancels the connection of a queue pair that is not established yet, with the error `why`; the peer may still be
+    /// connected.
     pub(crate) fn call_off(&self, qp_num: u32, why: &VerbError) {
         self.end_waiting(|names| names.own == qp_num, why);
         self.forget(qp_num);
@@ -92,7 +93,8 @@ impl Connections {
         }
     }
 
-    /// Connects a queue pair, which is in INIT, to one that names it too, now or later.
+    /// Connects a queue pair, which is in INIT, with its peer in this process. If the peer has not connected to it yet, it
+    /// waits; otherwise it requests the connection from the waiting peer.
     pub(crate) fn meet(self: &Arc<Self>, names: Names, reads: Reads, reply: Reply<()>) {
         let end = End { reads, reply };
         self.forget(names.own);
@@ -139,7 +141,8 @@ impl Connections {
             .connect(at, offer(names.own, reads, said), sink)
     }
 
-    /// The address on which queue pairs of this process request connections of each other.
+    /// Returns the address at which queue pairs of this process request connections from each other; listens there at the
+    /// first call.
     fn listener(self: &Arc<Self>) -> Result<SocketAddr, ConnectError> {
         let mut pairs = lock(&self.pairs);
         if let Some(at) = pairs.listener {
@@ -160,7 +163,7 @@ impl Connections {
         Ok(at)
     }
 
-    /// The waiting end that a request names, if the request comes from this process.
+    /// Returns the waiting end that a connection request names; `None` if the request is not from this process.
     fn awaited(&self, offer: &Offer) -> Option<(Names, End)> {
         let (own, said) = offer.private_data.split_first_chunk()?;
         let names = Names {
@@ -204,7 +207,7 @@ fn offer(qp_num: u32, (served, outstanding): Reads, private_data: Vec<u8>) -> Of
     }
 }
 
-/// Accepts requests of queue pairs of this process.
+/// Accepts connection requests between queue pairs of this process.
 struct Listener(Weak<Connections>);
 
 impl ListenSink<Offer> for Listener {
@@ -229,7 +232,7 @@ impl ListenSink<Offer> for Listener {
     fn withdrawn(&self, _: Token) {}
 }
 
-/// Gets the events of the connection for one end and sends the reply.
+/// Handles the events of a connection for one end, and replies to the program when it is established.
 struct EndSink {
     connections: Weak<Connections>,
     names: Names,
@@ -244,7 +247,7 @@ impl EndSink {
         }
     }
 
-    /// Reports to both ends that they will not be connected.
+    /// Replies to both ends that they cannot be connected.
     fn fail(&self, error: &ConnectError) {
         let error = match error {
             ConnectError::Verb(error) => error.clone(),

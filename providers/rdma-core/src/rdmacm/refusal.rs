@@ -9,7 +9,7 @@ use verbs_api::provider::backend::{
     Token,
 };
 
-/// The reason why connections are refused.
+/// A backend that refuses all connections with this error.
 pub(super) struct Refusal(pub(super) VerbError);
 
 impl Refusal {

@@ -1,4 +1,5 @@
-//! States of queue pairs that connections bring up and down, as those of iWARP: some drivers do not report them.
+//! The states of queue pairs that connections, not verbs, move to RTS and ERR, as on iWARP: some drivers do not report
+//! them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -7,38 +8,39 @@ use verbs_api::qp::QpState;
 
 use crate::lock::lock;
 
-/// A queue pair that is notified of the begin and the end of its connection.
+/// A queue pair that the beginning and the end of its connection are reported to.
 pub(crate) trait Connected: Send + Sync {
-    /// The connection has begun.
+    /// The connection is established: the queue pair is in RTS.
     fn begun(&self);
 
-    /// The connection has ended. No driver flushes outstanding requests before the queue pair is modified to ERR.
+    /// The connection has ended. The queue pair must be moved to ERR, because no driver flushes outstanding requests
+    /// before.
     fn ended(self: Arc<Self>);
 }
 
-/// The states by number of the queue pair.
+/// The states of queue pairs, by their numbers.
 #[derive(Default)]
 pub(crate) struct States(Mutex<HashMap<u32, Known>>);
 
-/// The state of a queue pair.
+/// The state of a queue pair, as far as this process knows it.
 pub(crate) struct Known {
     state: QpState,
     of: Weak<dyn Connected>,
 }
 
 impl States {
-    /// Adds a queue pair with this number.
+    /// Adds a queue pair in RESET with this number.
     pub(crate) fn insert(&self, qp_num: u32, of: Weak<dyn Connected>) {
         let state = QpState::Reset;
         lock(&self.0).insert(qp_num, Known { state, of });
     }
 
-    /// Removes a queue pair that is being destroyed.
+    /// Removes a queue pair that is being destroyed, and returns its state.
     pub(super) fn remove(&self, qp_num: u32) -> Option<Known> {
         lock(&self.0).remove(&qp_num)
     }
 
-    /// Adds a queue pair again whose destruction failed; it has no connection.
+    /// Adds a queue pair again whose destruction failed; it has no connection any longer.
     pub(crate) fn put_back(&self, qp_num: u32, known: Option<Known>) {
         lock(&self.0).extend(known.map(|known| (qp_num, known)));
     }
@@ -54,7 +56,8 @@ impl States {
         }
     }
 
-    /// The connection has begun: the queue pair leaves INIT, if it is still in it.
+    /// Notes that the connection of a queue pair is established: if its state is INIT, it becomes RTS, and the queue pair
+    /// is notified.
     pub(super) fn begin(&self, qp_num: u32) {
         let mut states = lock(&self.0);
         let Some(known) = states.get_mut(&qp_num) else {
@@ -71,7 +74,8 @@ impl States {
         }
     }
 
-    /// The connection of a queue pair has ended.
+    /// Notes that the connection of a queue pair has ended: if its state is RTS or SQD, it becomes ERR, and the queue pair
+    /// is notified.
     pub(super) fn end(&self, qp_num: u32) {
         let mut states = lock(&self.0);
         let Some(known) = states.get_mut(&qp_num) else {

@@ -17,7 +17,7 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 use super::{Live, Zero as _, cookie, failed, identity, last_error};
 use crate::library::Library;
 
-/// The devices that the library lists.
+/// The list of devices that the library returns.
 pub(crate) struct List {
     library: &'static Library,
     at: *mut *mut IbvDevice,
@@ -25,7 +25,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// The present list.
+    /// Gets the present list of devices from the library.
     ///
     /// # Errors
     /// The library cannot list devices.
@@ -56,7 +56,7 @@ impl Drop for List {
     }
 }
 
-/// A device of the list.
+/// A device of the library's list.
 pub(crate) struct Listed<'l> {
     list: &'l List,
     device: NonNull<IbvDevice>,
@@ -72,7 +72,7 @@ impl Listed<'_> {
         text(&self.device().name)
     }
 
-    /// The name of the device's file below `/dev/infiniband`.
+    /// Returns the name of the device's file below `/dev/infiniband`.
     pub(crate) fn file(&self) -> String {
         text(&self.device().dev_name)
     }
@@ -103,7 +103,7 @@ fn text(octets: &[c_char]) -> String {
 }
 
 impl Live<IbvContext> {
-    /// Opens the same device again.
+    /// Opens the device of this context another time.
     pub(crate) fn open_again(&self) -> Result<Self, VerbError> {
         let library = self.library;
         // SAFETY: an open device stays in the library's list of devices.
@@ -115,7 +115,7 @@ impl Live<IbvContext> {
         self.end("close_device", self.library.ibv_close_device)
     }
 
-    /// The library's name of the device.
+    /// Returns the name of the device in the library.
     pub(crate) fn name(&self) -> Result<String, VerbError> {
         // SAFETY: the context and its device live.
         self.with(|at| text(unsafe { &(*(*at).device).name }))
@@ -133,7 +133,7 @@ impl Live<IbvContext> {
         self.with(|at| u32::try_from(unsafe { (*at).num_comp_vectors }).unwrap_or(0))
     }
 
-    /// The descriptor of the device's asynchronous events.
+    /// Returns the descriptor that is readable while the device has asynchronous events.
     pub(crate) fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
         // SAFETY: the descriptor is open as long as the context is.
         self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).async_fd) })
@@ -157,7 +157,7 @@ impl Live<IbvContext> {
         Ok(attr)
     }
 
-    /// An entry of a port's GID table; empty if the library has none.
+    /// Returns an entry of a port's GID table; an empty one if the library has none.
     pub(crate) fn query_gid(&self, port: u8, index: u32) -> Result<IbvGidEntry, VerbError> {
         let mut entry = IbvGidEntry::zero();
         let size = size_of::<IbvGidEntry>();
@@ -170,7 +170,7 @@ impl Live<IbvContext> {
         Ok(entry)
     }
 
-    /// The entries of all ports that are not empty; the device has `ports` ports.
+    /// Returns the GID table entries of all `ports` ports that are not empty.
     pub(crate) fn query_gid_table(&self, ports: u8) -> Result<Vec<IbvGidEntry>, VerbError> {
         const MOST: c_int = 0xffff;
         let mut room = 0;
@@ -203,7 +203,7 @@ impl Live<IbvContext> {
         Ok(u16::from_be(pkey))
     }
 
-    /// Takes an event, passes it to the closure, and acknowledges it. Returns whether there was one.
+    /// Reads an asynchronous event, passes it to the closure, and acknowledges it. Returns whether there was one.
     pub(crate) fn take_event(
         &self,
         tell: impl FnOnce(EventType, EventSubject),
@@ -262,7 +262,7 @@ impl Live<IbvContext> {
     }
 }
 
-/// Returns false if nothing was there, and an error if the descriptor is unusable.
+/// Converts the error of a read: returns false if the descriptor had nothing to read, and an error if it is unusable.
 pub(crate) fn nothing(verb: &'static str) -> Result<bool, VerbError> {
     match io::Error::last_os_error().kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
@@ -270,7 +270,7 @@ pub(crate) fn nothing(verb: &'static str) -> Result<bool, VerbError> {
     }
 }
 
-/// The subject of an event.
+/// Converts the element of a C event to the subject of the event.
 ///
 /// # Safety
 /// The element belongs to an event of this type that is not acknowledged yet.
@@ -297,7 +297,7 @@ impl Live<IbvCompChannel> {
         self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).fd) })
     }
 
-    /// Takes a notification and acknowledges it. Returns whether there was one.
+    /// Reads a notification and acknowledges it. Returns whether there was one.
     pub(crate) fn take_notice(&self) -> Result<bool, VerbError> {
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         let get = self.library.ibv_get_cq_event;

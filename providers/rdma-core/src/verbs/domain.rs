@@ -18,7 +18,7 @@ impl Live<IbvPd> {
         self.end("dealloc_pd", self.library.ibv_dealloc_pd)
     }
 
-    /// Registers memory. The owner of the region keeps the memory for as long as the region.
+    /// Registers memory. The caller keeps the memory valid for as long as the region exists.
     pub(crate) fn reg_mr(
         &self,
         memory: &RegionMemory,
@@ -53,7 +53,7 @@ impl Live<IbvPd> {
         ))
     }
 
-    /// Creates a queue pair on the given queues; `init` receives its sizes.
+    /// Creates a queue pair on the given queues; its actual sizes are written to `init`.
     pub(crate) fn create_qp(
         &self,
         init: &mut IbvQpInitAttr,
@@ -92,7 +92,7 @@ impl Live<IbvPd> {
     }
 }
 
-/// The changes of a region.
+/// The changes of a region that is re-registered.
 pub(crate) struct Change<'a> {
     pub(crate) memory: Option<&'a RegionMemory>,
     pub(crate) pd: Option<&'a Live<IbvPd>>,
@@ -100,7 +100,7 @@ pub(crate) struct Change<'a> {
 }
 
 impl Live<IbvMr> {
-    /// The keys of the region, for local requests and for peers.
+    /// Returns the keys of the region: for local requests and for peers.
     pub(crate) fn keys(&self) -> Result<(u32, u32), VerbError> {
         // SAFETY: `with` keeps the object alive.
         self.with(|at| unsafe { ((*at).lkey, (*at).rkey) })

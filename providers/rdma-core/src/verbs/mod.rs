@@ -1,7 +1,7 @@
 //! The verbs of the library on live objects. No other module has pointers or error numbers of the library.
 #![allow(unsafe_code)]
 
-/// The function in a slot of the table of a context.
+/// Returns a function of the table in a context.
 macro_rules! op {
     ($context:expr, $place:ident: fn($($argument:ty),*) -> $answer:ty) => {{
         let slot: polyverbs_abi::Slot = (*$context).ops[polyverbs_abi::ops::$place];
@@ -9,7 +9,7 @@ macro_rules! op {
     }};
 }
 
-/// The function in a slot of the extended table; `None` if the library's drivers have no such table, or a shorter one.
+/// Returns a function of the extended table of a context; `None` if the device's driver has no such table or a shorter one.
 macro_rules! extended_op {
     ($context:expr, $place:ident: fn($($argument:ty),*) -> $answer:ty) => {{
         let slot: polyverbs_abi::Slot = $crate::verbs::extended_slot($context, polyverbs_abi::verbs::$place);
@@ -44,11 +44,11 @@ pub(crate) use context::{List, Listed, nothing};
 pub(crate) use domain::Change;
 pub(crate) use queues::{Poller, Poster};
 
-/// An object of the library until it is destroyed.
+/// An object of the library, until it is destroyed.
 ///
-/// The safe objects destroy nothing that another object uses. But a program may poll, post and query on one thread while another
-/// thread destroys the object: after the destruction has begun no use begins, and the destruction waits for the uses that have
-/// begun.
+/// The safe objects destroy nothing that another object uses. But a program may poll, post and query on one thread while
+/// another thread destroys the object: once the destruction has begun, further uses are refused, and it waits for the uses
+/// in progress.
 pub(crate) struct Live<T> {
     pub(crate) library: &'static Library,
     kind: ObjectKind,
@@ -61,14 +61,14 @@ unsafe impl<T> Send for Live<T> {}
 // SAFETY: several threads may use an object of the library at the same time.
 unsafe impl<T> Sync for Live<T> {}
 
-/// The number of uses of an object in progress, and whether new ones are refused.
+/// Counts the uses of an object that are in progress, and whether further ones are refused.
 #[derive(Default)]
 struct Uses(AtomicU32);
 
 impl Uses {
     const ENDED: u32 = 1 << 31;
 
-    /// Begins a use, unless new ones are refused.
+    /// Begins a use; returns false if uses are refused.
     fn begin(&self) -> bool {
         let is_over = self.0.fetch_add(1, Ordering::Acquire) & Self::ENDED != 0;
         if is_over {
@@ -81,7 +81,7 @@ impl Uses {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Refuses new uses, and waits until those in progress have ended. Returns false if they were refused already.
+    /// Refuses further uses, and waits until those in progress have ended. Returns false if uses were refused before.
     fn close(&self) -> bool {
         let before = self.0.fetch_or(Self::ENDED, Ordering::Acquire);
         while self.0.load(Ordering::Acquire) != Self::ENDED {
@@ -95,7 +95,7 @@ impl Uses {
     }
 }
 
-/// Keeps an object from being destroyed.
+/// A use of an object, which keeps it from being destroyed.
 pub(crate) struct Held<T>(Arc<Live<T>>);
 
 impl<T> Held<T> {
@@ -119,7 +119,7 @@ impl Drop for Use<'_> {
 }
 
 impl<T> Live<T> {
-    /// The object that a verb has created, or its error.
+    /// Wraps the object that a verb has created, or returns the verb's error.
     fn new(
         library: &'static Library,
         kind: ObjectKind,
@@ -138,7 +138,7 @@ impl<T> Live<T> {
         VerbError::InvalidHandle(self.kind)
     }
 
-    /// Calls `using` with the object, which is not destroyed in the meantime.
+    /// Calls `using` with a pointer to the object, which is not destroyed meanwhile.
     ///
     /// # Errors
     /// The object was destroyed.
@@ -150,7 +150,7 @@ impl<T> Live<T> {
         Ok(using(self.at.as_ptr()))
     }
 
-    /// Keeps the object from being destroyed.
+    /// Begins a use of the object, which is not destroyed before the use ends.
     ///
     /// # Errors
     /// The object was destroyed.
@@ -169,7 +169,7 @@ impl<T> Live<T> {
         check(verb, self.with(call)?)
     }
 
-    /// Destroys the object.
+    /// Destroys the object, after its uses in progress have ended.
     fn end(
         &self,
         verb: &'static str,
@@ -220,7 +220,7 @@ zero!(
     IbvSrqInitAttrEx
 );
 
-/// The slot of the table in front of a context; null if there is none.
+/// Returns a function of the extended table in front of a context; null if there is none.
 ///
 /// # Safety
 /// The context is alive.
@@ -257,7 +257,7 @@ fn failed(verb: &'static str, errno: c_int) -> VerbError {
     }
 }
 
-/// The result of a verb that returns an error number; some verbs return -1 and set `errno`.
+/// Converts the return value of a verb: an error number, 0, or -1 with the error number in `errno`.
 pub(crate) fn check(verb: &'static str, answer: c_int) -> Result<(), VerbError> {
     match answer {
         0 => Ok(()),
@@ -266,7 +266,7 @@ pub(crate) fn check(verb: &'static str, answer: c_int) -> Result<(), VerbError> 
     }
 }
 
-/// The identity of an object, in the form that the library keeps for its owner.
+/// Packs the identity of an object into the pointer that the library keeps for the object's owner.
 pub(crate) fn cookie(id: ObjectId) -> *mut c_void {
     ptr::without_provenance_mut(id.index as usize | (id.generation as usize) << 32)
 }

@@ -20,7 +20,7 @@ type PollCq = unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int;
 type ReqNotify = unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int;
 type Post<Q, W> = unsafe extern "C" fn(*mut Q, *mut W, *mut *mut W) -> c_int;
 
-/// Polls and arms a completion queue.
+/// Polls and arms one completion queue, without a lock.
 pub(crate) struct Poller {
     cq: NonNull<IbvCq>,
     poll: Option<PollCq>,
@@ -33,7 +33,7 @@ unsafe impl Send for Poller {}
 unsafe impl Sync for Poller {}
 
 impl Poller {
-    /// Fills `entries` from the front. Returns those that were filled.
+    /// Fills `entries` from the front with completions. Returns those that were filled.
     ///
     /// # Errors
     /// The library returned an error, or more entries than it was asked for.
@@ -59,7 +59,7 @@ impl Poller {
         Ok(unsafe { std::slice::from_raw_parts(room, polled) })
     }
 
-    /// Arms the queue for a notification.
+    /// Arms the queue for one notification, of the next completion or of the next solicited one.
     ///
     /// # Errors
     /// The device refused.
@@ -76,7 +76,7 @@ impl Poller {
     }
 }
 
-/// Posts requests `W` to a queue `Q`.
+/// Posts requests of the type `W` to one queue of the type `Q`, without a lock.
 pub(crate) struct Poster<Q, W> {
     queue: NonNull<Q>,
     post: Option<Post<Q, W>>,
@@ -88,11 +88,11 @@ unsafe impl<Q, W> Send for Poster<Q, W> {}
 unsafe impl<Q, W> Sync for Poster<Q, W> {}
 
 impl<Q, W> Poster<Q, W> {
-    /// Posts a list of requests.
+    /// Posts a linked list of requests.
     ///
     /// # Errors
-    /// An error number, and the request that was refused, or null if the library does not name it. The requests before it were
-    /// posted.
+    /// The error number, and the request that was refused, or null if the library does not report it. The requests before
+    /// it were posted.
     ///
     /// # Safety
     /// The queue and everything that the requests point to are alive.
@@ -237,7 +237,7 @@ impl Live<IbvQp> {
         })
     }
 
-    /// The state of the queue pair, and whether its send queue is draining.
+    /// Queries the attributes of the queue pair that contain its state and whether its send queue is draining.
     pub(crate) fn query(&self) -> Result<IbvQpAttr, VerbError> {
         const STATE: c_int = 1;
         let (mut attr, mut init) = (IbvQpAttr::zero(), IbvQpInitAttr::zero());

@@ -32,7 +32,7 @@ impl Live<IbvContext> {
         needed.into_iter().all(|place| is_there(place) == Ok(true))
     }
 
-    /// Opens the domain of a file, or a domain that has no other opening.
+    /// Opens the XRC domain of a file, or a new domain that cannot be opened again.
     pub(crate) fn open_xrcd(
         &self,
         file: Option<BorrowedFd<'_>>,
@@ -60,7 +60,7 @@ impl Live<IbvContext> {
 }
 
 impl Live<IbvXrcd> {
-    /// Calls a function of the extended table, which gets the domain.
+    /// Calls a function of the extended table with the XRC domain.
     fn call<R>(
         &self,
         verb: &'static str,
@@ -71,7 +71,7 @@ impl Live<IbvXrcd> {
         called.ok_or(VerbError::UnsupportedVerb(verb))
     }
 
-    /// Creates a shared receive queue of the domain, whose receives complete in `cq`. Returns its sizes too.
+    /// Creates a shared receive queue in the XRC domain, whose receives complete on `cq`. Returns its actual sizes too.
     pub(crate) fn create_srq(
         &self,
         id: ObjectId,
@@ -105,7 +105,7 @@ impl Live<IbvXrcd> {
         Ok((srq, init.attr))
     }
 
-    /// Creates a target of the domain.
+    /// Creates an XRC target in the domain.
     pub(crate) fn create_target(&self, id: ObjectId) -> Result<Live<IbvQp>, VerbError> {
         const XRCD: u32 = 1 << 1;
         let mut init = IbvQpInitAttrEx {
@@ -126,7 +126,7 @@ impl Live<IbvXrcd> {
         Live::new(self.library, ObjectKind::Qp, verb, made)
     }
 
-    /// Opens another handle of a target of the domain.
+    /// Opens another handle of an existing XRC target of the domain.
     pub(crate) fn open_target(&self, id: ObjectId, qp_num: u32) -> Result<Live<IbvQp>, VerbError> {
         const NUM: u32 = 1;
         const XRCD: u32 = 1 << 1;
@@ -162,7 +162,7 @@ impl Live<IbvXrcd> {
 }
 
 impl Live<IbvSrq> {
-    /// The number by which requests of peers name the queue.
+    /// Returns the number by which requests of peers name the queue.
     pub(crate) fn srq_num(&self) -> Result<u32, VerbError> {
         let (verb, mut number) = ("get_srq_num", 0);
         let answer = self.with(|at| {

@@ -5,16 +5,16 @@ use std::net::SocketAddr;
 use crate::error::VerbError;
 use thiserror::Error;
 
-/// The phase of a request in which it failed. The effects of earlier phases remain.
+/// The phase in which a connection request failed. The effects of earlier phases remain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Changing the connection.
+    /// The state of the connection was being changed.
     Connection,
-    /// Changing the queue pair.
+    /// The queue pair was being modified.
     QueuePair,
 }
 
-/// Why a peer refused a connection, or a question about a datagram service.
+/// Why a peer refused a connection request, or a request to resolve a datagram service (SIDR).
 ///
 /// ```
 /// use verbs_api::provider::backend::{ConnectError, Refusal};
@@ -28,16 +28,16 @@ pub enum Refusal {
     /// The listener's backlog is full: another attempt may succeed.
     #[error("the backlog is full")]
     BacklogFull,
-    /// Another reason of InfiniBand's connection manager, by its number.
+    /// Another reason of InfiniBand's connection manager, by its number in the REJ message.
     #[error("the peer's connection manager gives reason {0}")]
     Manager(u16),
     /// No program listens at the address.
     #[error("nobody listens there")]
     NoListener,
-    /// The program rejected it.
+    /// The peer's program rejected the connection or the question.
     #[error("the program rejected it")]
     Program,
-    /// The program rejected it or its backlog is full: iWARP's reply says the same for both.
+    /// The peer's program rejected the request or its backlog is full: iWARP's reply does not distinguish the two.
     #[error("the program rejected it, or its backlog is full")]
     ProgramOrBacklog,
 }
@@ -47,7 +47,7 @@ impl Refusal {
     const INVALID_SERVICE_ID: u16 = 8;
     const CONSUMER: u16 = 28;
 
-    /// The refusal that a REJ message with this reason means (IBTA 12.6.7.2).
+    /// Converts the reason of a REJ message (IBTA 12.6.7.2).
     pub const fn of_reject_reason(reason: u16) -> Self {
         match reason {
             Self::NO_RESOURCES => Self::BacklogFull,
@@ -57,7 +57,7 @@ impl Refusal {
         }
     }
 
-    /// The reason of the REJ message that says so.
+    /// Returns the reason to put into a REJ message for this refusal.
     pub const fn reject_reason(self) -> u16 {
         match self {
             Self::BacklogFull => Self::NO_RESOURCES,
@@ -68,50 +68,50 @@ impl Refusal {
     }
 }
 
-/// Why a request about a connection failed.
+/// Why a request of connection management failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The peer gave up before the connection was established.
     #[error("the peer gave up")]
     Aborted,
-    /// Another listener has the address.
+    /// Another listener uses the address.
     #[error("{address} is in use{}", holder.iter().map(|holder| format!(" by {holder}")).collect::<String>())]
     AddressInUse {
-        /// The address.
+        /// The address that is in use.
         address: SocketAddr,
-        /// Who has it, where that is known: this process, or another one and its user.
+        /// Which process listens there, where that is known: this one, or another one and its user.
         holder: Option<String>,
     },
     /// The queue pair is connected, or was and has not been reset.
     #[error("the queue pair is connected already")]
     Connected,
-    /// The connection has ended.
+    /// The connection has ended, or never existed.
     #[error("not connected")]
     NotConnected,
-    /// What answers at the address does not speak the RDMA connection protocol.
+    /// The peer at the address does not speak the RDMA connection protocol.
     #[error("what answers there is no RDMA device")]
     NoDevice,
-    /// A later phase of a request failed.
+    /// A request failed after some of its effects had taken place.
     #[error("phase {phase:?}: {error}")]
     Phase {
-        /// The phase.
+        /// The phase that failed.
         phase: Phase,
-        /// Why.
+        /// Why the phase failed.
         error: VerbError,
     },
-    /// More private data than the message has room for.
+    /// More private data was given than the message has room for.
     #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
-        /// What was given.
+        /// The number of bytes given.
         len: usize,
-        /// What fits.
+        /// The largest number of bytes that fit.
         max: usize,
     },
     /// The peer refused the connection. The queue pair is unchanged and may be used again.
     #[error("the connection was refused: {reason}")]
     Refused {
-        /// Why, as far as the transport reports it.
+        /// Why the peer refused, as far as the transport reports it.
         reason: Refusal,
         /// The peer's private data, padded with zeros to at least 148 bytes; zeros or empty where it sent none.
         private_data: Vec<u8>,
@@ -122,7 +122,7 @@ pub enum ConnectError {
     /// The address cannot be reached from the device.
     #[error("{0} cannot be reached from this device")]
     Unreachable(SocketAddr),
-    /// The system refuses to send to the address, with this error number.
+    /// The operating system refuses to send to the address, with this error number.
     #[error("the system refuses to send there ({}): see the firewall and the routes of this machine", std::io::Error::from_raw_os_error(*.0))]
     Unsent(i32),
     /// A verb failed before anything was changed.
@@ -131,7 +131,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// A change of the queue pair failed.
+    /// Wraps a failure to modify the queue pair.
     pub const fn in_queue_pair(error: VerbError) -> Self {
         Self::Phase {
             phase: Phase::QueuePair,

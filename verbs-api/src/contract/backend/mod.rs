@@ -16,27 +16,27 @@ use crate::ids::{Gid, LinkAddress, Psn, Qpn};
 use crate::qp_attributes::{Half, QpAttributes, QpEndpoint};
 use crate::service::QpType;
 
-/// One end of a connection, as a backend names it.
+/// Identifies one end of a connection, or a pending question, to the backend that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// The most private data of the program that each message carries, in bytes.
+/// The largest private data of a program, in bytes, that each message of connection management can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateDataLimits {
-    /// With `connect`.
+    /// Most bytes of private data in a connection request.
     pub connect: usize,
-    /// With `accept`.
+    /// Most bytes of private data when a connection is accepted.
     pub accept: usize,
-    /// With `reject`.
+    /// Most bytes of private data when a connection is rejected.
     pub reject: usize,
-    /// With `resolve`.
+    /// Most bytes of private data in a request to resolve a datagram service.
     pub resolve: usize,
-    /// With `answer`.
+    /// Most bytes of private data in the answer to such a request.
     pub answer: usize,
 }
 
 impl PrivateDataLimits {
-    /// InfiniBand's messages, with the header of the RDMA connection manager.
+    /// The limits of private data in InfiniBand's messages, which also contain the header of the RDMA connection manager.
     pub const INFINIBAND: Self = Self {
         connect: 56,
         accept: 196,
@@ -45,7 +45,7 @@ impl PrivateDataLimits {
         answer: 136,
     };
 
-    /// MPA of revision 2.
+    /// The limits of private data in messages of MPA revision 2.
     pub const IWARP: Self = Self {
         connect: 508,
         accept: 508,
@@ -55,44 +55,45 @@ impl PrivateDataLimits {
     };
 }
 
-/// What one end of a connection tells the other about itself.
+/// What one end of a connection sends to the other about itself in a connection request or its reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// In a received request: the requester's address, where the transport conveys it. In one that is sent: only the port
-    /// counts, if the program chose one.
+    /// In a received request: the requester's address, where the transport conveys it. In a request to be sent: only the
+    /// port number is used, if the program chose one.
     pub from: Option<SocketAddr>,
-    /// The queue pair.
+    /// The address and number of the sender's queue pair.
     pub endpoint: QpEndpoint,
-    /// Its service.
+    /// The service type of the sender's queue pair.
     pub qp_type: QpType,
-    /// Which end of the connection it is.
+    /// Whether the sender's queue pair is a requester only, a responder only (both are XRC), or both, as usual.
     pub half: Half,
-    /// The first packet sequence number that it expects, for transports whose messages carry that instead of the one it sends.
+    /// The first PSN that the sender expects, for transports whose messages contain that PSN instead of the one that the
+    /// sender starts with.
     pub takes_psn: Option<Psn>,
-    /// Incoming reads and atomics that it serves at one time (responder resources).
+    /// How many reads and atomics of the peer the sender executes at one time (responder resources).
     pub inbound_reads: u8,
-    /// Reads and atomics that it has outstanding at one time (initiator depth).
+    /// How many reads and atomics the sender has outstanding at one time (initiator depth).
     pub outbound_reads: u8,
-    /// Payload bytes of one packet, both ways; `None` where the transport has no such thing.
+    /// The path MTU for both directions; `None` where the transport has none.
     pub path_mtu: Option<Mtu>,
-    /// Retries after a timeout or a sequence error; `None` where the transport does not convey it.
+    /// How often the sender retries after a timeout or a sequence error; `None` where the transport does not convey it.
     pub retry_cnt: Option<u8>,
-    /// Retries after the peer had no receive posted (RNR); `None` where the transport does not convey it.
+    /// How often the sender retries after an RNR NAK; `None` where the transport does not convey it.
     pub rnr_retry: Option<u8>,
-    /// Private data of the program.
+    /// The private data of the sender's program.
     pub private_data: Vec<u8>,
 }
 
 /// An event of a connection, as its backend reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CmEvent {
-    /// The peer accepted.
+    /// The peer accepted the connection and sent this offer.
     Accepted(Offer),
-    /// The peer, which asked for the connection, has completed it.
+    /// The peer, which is the active end, has completed the connection: the RTU message, or its equivalent, has arrived.
     Completed,
-    /// The peer refused the connection, with this private data.
+    /// The peer refused the connection, for this reason and with this private data.
     Rejected(Refusal, Vec<u8>),
-    /// The peer gave up, or is gone.
+    /// The peer gave up before the connection was established, or is gone.
     Aborted,
     /// The peer did not answer in time.
     TimedOut,
@@ -102,72 +103,73 @@ pub enum CmEvent {
     Disconnected,
     /// The peer has confirmed the disconnect.
     DisconnectConfirmed,
-    /// TIMEWAIT is over: the numbers of the connection may be used again. Only from a backend that [lingers](Backend::has_timewait).
+    /// The connection's TIMEWAIT is over: its communication IDs may be used again. Reported only by a backend with
+    /// [`Backend::has_timewait`].
     TimewaitExit,
 }
 
-/// How the queue pair of an end is brought up.
+/// How the queue pair at one end of a connection is brought to RTS.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BringUp {
-    /// It is modified with these attributes, to INIT, to RTR and to RTS.
+    /// The caller modifies the queue pair with these attributes: to INIT, to RTR and to RTS.
     Steps(Box<[QpAttributes; 3]>),
-    /// The backend does it, or the library behind it: the queue pair is ready to send when the end gets [`CmEvent::Accepted`] or
-    /// [`CmEvent::Completed`].
+    /// The backend or the library below it brings the queue pair up: it is in RTS when this end gets [`CmEvent::Accepted`]
+    /// or [`CmEvent::Completed`].
     ByBackend,
 }
 
 /// Receives the events of one end of a connection.
 pub trait Sink: Send + Sync + 'static {
-    /// An event has occurred. Called with no lock held.
+    /// Reports an event of the connection. Called with no lock held.
     fn event(&self, event: CmEvent);
 }
 
-/// A request to resolve a service to its datagram queue pair (SIDR).
+/// A received request to resolve a service to its datagram queue pair (SIDR).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The requester's device, where the transport conveys it.
+    /// The link address of the requester's device, where the transport conveys it.
     pub from: Option<LinkAddress>,
-    /// The address that the requester states as its own.
+    /// The socket address that the requester states as its own.
     pub source: Option<SocketAddr>,
-    /// Private data of the program.
+    /// The private data of the requester's program.
     pub private_data: Vec<u8>,
 }
 
-/// The queue pair that serves datagrams of a service.
+/// The answer to a [`Question`]: the datagram queue pair that serves a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The address of its device.
+    /// The link address of the queue pair's device.
     pub address: LinkAddress,
-    /// Its global identifier.
+    /// The GID of the queue pair's port.
     pub gid: Gid,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub qp_num: Qpn,
-    /// Its queue key.
+    /// The Q_Key that datagrams to the queue pair need.
     pub qkey: u32,
-    /// Private data of the program.
+    /// The private data of the answering program.
     pub private_data: Vec<u8>,
 }
 
-/// Receives the connection requests, or the questions, of a listener.
+/// Receives the connection requests, or the [questions](Question), that arrive at a listener.
 pub trait ListenSink<T>: Send + Sync + 'static {
-    /// A request has arrived. Called with no lock held.
+    /// A connection request or a question has arrived. Called with no lock held.
     fn asked(&self, token: Token, what: T);
 
-    /// The requester has given up before the request was answered. Called with no lock held.
+    /// The requester has given up before the program answered. Called with no lock held.
     fn withdrawn(&self, token: Token);
 }
 
-/// Receives the answer to a question.
+/// Receives the answer to a request to resolve a datagram service.
 pub trait AnswerSink: Send + Sync + 'static {
-    /// The answer has arrived. Called once, with no lock held.
+    /// The answer, or the failure of the request, has arrived. Called once, with no lock held.
     fn answered(&self, answer: Result<Answer, ConnectError>);
 }
 
-/// Receives the outcome of a ping: called once, with no lock held.
+/// Receives the outcome of a ping; called once, with no lock held.
 pub type PingSink = Box<dyn FnOnce(Result<(), ConnectError>) + Send>;
 
-/// Liveness probe: asks for the datagram queue pair of a port that no service uses. Every InfiniBand connection manager
-/// answers such a question by itself, without involving a program.
+/// Liveness probe: asks the peer to resolve a port that no datagram service uses. Every InfiniBand connection manager
+/// answers such a request itself, without involving a program.
 ///
 /// # Errors
 /// Those of [`Backend::resolve`].
@@ -196,13 +198,13 @@ impl AnswerSink for Pinging {
     }
 }
 
-/// A transport's part of connection management.
+/// The part of connection management that differs by transport.
 pub trait Backend: Send + Sync + 'static {
-    /// The most private data that each message carries.
+    /// Returns the largest private data that each message can carry.
     fn private_data(&self) -> PrivateDataLimits;
 
-    /// Whether a queue pair must be in INIT, with its remote access rights set, before it connects or accepts: the library
-    /// behind the backend brings it up from there and does not wait for [`bring_up`](Self::bring_up).
+    /// Whether a queue pair must be in INIT, with its remote access rights set, before it connects or accepts, because the
+    /// library below the backend brings it up from there without waiting for [`bring_up`](Self::bring_up).
     fn needs_init(&self) -> bool {
         false
     }
@@ -212,11 +214,11 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Listens for connection requests at an address; for port 0 a port is assigned. Returns the address. The sink has room for
-    /// `backlog` requests and refuses others, so the backend keeps no fewer; for 0 as many as it can.
+    /// Listens for connection requests at an address; for port 0 it assigns a port. Returns the address. The sink takes at
+    /// most `backlog` pending requests and refuses others, so the backend must queue no fewer; for 0 as many as it can.
     ///
     /// # Errors
-    /// It is in use.
+    /// The address is in use.
     fn listen(
         &self,
         at: SocketAddr,
@@ -224,10 +226,10 @@ pub trait Backend: Send + Sync + 'static {
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError>;
 
-    /// Stops listening.
+    /// Stops listening at an address.
     fn unlisten(&self, at: SocketAddr);
 
-    /// Starts a connection. A peer without a listener is reported to the sink.
+    /// Sends a connection request. The sink reports what follows, also that the peer has no listener.
     ///
     /// # Errors
     /// The address cannot be reached from the device, or there are too many connections.
@@ -238,22 +240,22 @@ pub trait Backend: Send + Sync + 'static {
         sink: Arc<dyn Sink>,
     ) -> Result<Token, ConnectError>;
 
-    /// Accepts a connection request.
+    /// Accepts a connection request: sends this end's offer to the requester.
     ///
     /// # Errors
     /// The requester has given up.
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError>;
 
-    /// Whether the device admits the user of the requesting process at its address. Called only for requests whose source is the device's
-    /// own address. By default `true`: for transports where no other user can send such a request.
+    /// Whether the device admits the user of the process that sent a connection request. Called only for requests from the
+    /// device's own address. `true` by default, for transports where no other user can send such a request.
     fn admits(&self, token: Token) -> bool {
         let _ = token;
         true
     }
 
-    /// How the queue pair of this end is brought up: before it accepts, or after the peer has accepted and before it completes.
-    /// `planned` follows from the program's options and the peer's offer; a backend that knows more (path, service level,
-    /// partition, numbers or timeouts) changes it.
+    /// Returns how to bring up the queue pair of this end. Called at the passive end before it accepts, and at the active
+    /// end when the peer has accepted. `planned` follows from the program's options and the peer's offer; a backend that
+    /// knows more (path, service level, partition, PSNs or timeouts) changes it.
     ///
     /// # Errors
     /// The connection has ended.
@@ -262,33 +264,33 @@ pub trait Backend: Send + Sync + 'static {
         Ok(BringUp::Steps(Box::new(planned)))
     }
 
-    /// Completes a connection whose queue pair is ready at the active end.
+    /// Completes a connection at its active end, whose queue pair is in RTS: sends the RTU message, or its equivalent.
     fn complete(&self, token: Token);
 
-    /// Rejects a connection, from either end, and says why where the transport's messages can.
+    /// Rejects a connection from either end, and sends the reason where the transport's messages have a place for it.
     fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>);
 
     /// Disconnects; [`CmEvent::DisconnectConfirmed`] follows when the peer has confirmed.
     fn disconnect(&self, token: Token);
 
-    /// Drops a connection: no more events are reported, and the peer sees an abort or a disconnect.
+    /// Drops this end of a connection: its sink is no longer called, and the peer sees an abort or a disconnect.
     fn forget(&self, token: Token);
 
-    /// Liveness probe: whether a device of this transport is at an address; port 0 where no listener is known. No program at
-    /// the peer notices.
+    /// Liveness probe: reports to the sink whether a device of this transport answers at an address. The port is 0 if no
+    /// listener is known. The peer's programs do not notice.
     ///
     /// # Errors
-    /// The address cannot be reached from the device; by default, that this transport has no such probe.
+    /// The address cannot be reached from the device; by default, `Unsupported`, for transports without such a probe.
     fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
         let _ = (to, sink);
         Err(VerbError::UnsupportedVerb("ping").into())
     }
 
-    /// Listens for questions about the datagram queue pair of an address, whose ports are apart from those of
-    /// [`listen`](Self::listen); for port 0 a port is assigned. Returns the address.
+    /// Listens for requests to resolve the datagram service at an address; for port 0 it assigns a port. These ports are
+    /// independent of those of [`listen`](Self::listen). Returns the address.
     ///
     /// # Errors
-    /// It is in use; by default, that this transport has no datagrams.
+    /// The address is in use; by default, this transport has no datagrams.
     fn listen_datagrams(
         &self,
         at: SocketAddr,
@@ -299,15 +301,15 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("listen_datagrams").into())
     }
 
-    /// Stops listening for questions.
+    /// Stops listening for requests to resolve a datagram service.
     fn unlisten_datagrams(&self, at: SocketAddr) {
         let _ = at;
     }
 
-    /// Asks which queue pair serves datagrams at an address.
+    /// Asks a peer which queue pair serves datagrams at an address; the sink receives the answer.
     ///
     /// # Errors
-    /// The address cannot be reached from the device; by default, that this transport has no datagrams.
+    /// The address cannot be reached from the device; by default, this transport has no datagrams.
     fn resolve(
         &self,
         to: SocketAddr,
@@ -318,10 +320,10 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("resolve").into())
     }
 
-    /// Answers a question, or refuses it.
+    /// Answers a request to resolve a datagram service, or refuses it.
     ///
     /// # Errors
-    /// The answer cannot be sent as it is; the question has been refused instead.
+    /// The answer cannot be sent as it is; the request has been refused instead.
     fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
         let _ = (token, answer);
         Ok(())
