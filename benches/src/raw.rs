@@ -7,9 +7,10 @@ use std::hint::spin_loop;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use polyverbs::provider::Mutex;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBuf, SndBuf, UdpGroSegment, UdpGsoSegment};
 
@@ -205,8 +206,7 @@ impl Ring {
                 if filled - ours.emptied.0.load(Ordering::Acquire) == ours.slots.len() {
                     return Ok(0);
                 }
-                let slot = ours.slots[filled % ours.slots.len()].lock();
-                let mut slot = slot.unwrap_or_else(PoisonError::into_inner);
+                let mut slot = ours.slots[filled % ours.slots.len()].lock();
                 slot.copy_from_slice(&message);
                 drop(slot);
                 ours.filled.0.store(filled + 1, Ordering::Release);
@@ -218,7 +218,7 @@ impl Ring {
                     return Ok(0);
                 }
                 let slot = theirs.slots[emptied % theirs.slots.len()].lock();
-                room.copy_from_slice(&slot.unwrap_or_else(PoisonError::into_inner));
+                room.copy_from_slice(&slot);
                 theirs.emptied.0.store(emptied + 1, Ordering::Release);
                 Ok(CHUNK)
             },

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
@@ -18,7 +18,7 @@ use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
 use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, Presence, device_at};
 use polyverbs::ids::Qpn;
-use polyverbs::provider::{MadeOnce, PerProcess, start_thread};
+use polyverbs::provider::{MadeOnce, Mutex, PerProcess, start_thread};
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, VerbError, registry,
@@ -91,7 +91,7 @@ pub(crate) struct Node {
     pub(crate) pool: Arc<Pool>,
     state: Mutex<State>,
     sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
-    listener: Mutex<Option<Listener>>,
+    pub(crate) listener: Mutex<Option<Listener>>,
     /// Set while this process is the leader; the inner value is `None` if the leader's name could not be taken.
     presence: Mutex<Option<Option<Presence>>>,
     /// Set while this process is a member: the leader, whose end a thread waits for.
@@ -166,11 +166,6 @@ struct Nodes {
 /// Empty in a child of a fork, because the threads and connections of its parent do not exist there.
 static NODES: PerProcess<Mutex<Nodes>> = PerProcess::new(Mutex::default);
 
-fn nodes() -> MutexGuard<'static, Nodes> {
-    let nodes = NODES.lock();
-    nodes.unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The number of threads of the program that sleep.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 
@@ -215,10 +210,8 @@ fn reclaim_polling() {
     let Some(nodes) = NODES.made() else {
         return;
     };
-    let nodes = match nodes.try_lock() {
-        Ok(nodes) => nodes,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return,
+    let Some(nodes) = nodes.try_lock() else {
+        return;
     };
     for (node, _) in &nodes.all {
         if node.is_left_to_polls.load(Ordering::SeqCst) {
@@ -233,7 +226,7 @@ impl Node {
         at: SocketAddr,
         device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<Arc<Self>, RdsError> {
-        let mut nodes = nodes();
+        let mut nodes = NODES.lock();
         if let Some((node, sockets)) = nodes.all.iter_mut().find(|(node, _)| node.at == at.ip()) {
             *sockets += 1;
             return Ok(Arc::clone(node));
@@ -246,7 +239,7 @@ impl Node {
 
     /// Releases the node for one socket. After the last socket a node ends its connections, and is gone when this returns.
     pub(crate) fn release(self: &Arc<Self>) {
-        let mut nodes = nodes();
+        let mut nodes = NODES.lock();
         let Some(place) = nodes
             .all
             .iter()
@@ -263,19 +256,9 @@ impl Node {
     }
 
     fn close(self: &Arc<Self>) {
-        drop(self.listener().take());
-        drop(
-            self.presence
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
-        drop(
-            self.followed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(self.listener.lock().take());
+        drop(self.presence.lock().take());
+        drop(self.followed.lock().take());
         // Peers keep each message until it is acknowledged.
         self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
@@ -358,7 +341,7 @@ impl Node {
             let listener = listener.map_err(|error| RdsError::no_device(at, error))?;
             let role = Role::Member(listener.address().port());
             node.with(|state| state.host.set_role(role));
-            *node.listener() = Some(listener);
+            *node.listener.lock() = Some(listener);
             node.spawn(connect::accept_all(Arc::downgrade(&node)));
         }
         Ok(node)
@@ -366,8 +349,7 @@ impl Node {
 
     /// Makes this process the leader, which peers connect to, unless another process is.
     pub(crate) fn lead(self: &Arc<Self>) -> bool {
-        let presence = self.presence.lock();
-        let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
+        let mut presence = self.presence.lock();
         if presence.is_some() {
             return true;
         }
@@ -378,7 +360,7 @@ impl Node {
         let incarnation = self.lock().host.incarnation();
         *presence = Some(ports::present(self.at, incarnation));
         self.lock().host.set_role(Role::Leader);
-        *self.listener() = Some(listener);
+        *self.listener.lock() = Some(listener);
         drop(presence);
         // The actions of the host call programs, which may close the node: they run without the lock of `presence`.
         self.with(|_| ());
@@ -389,8 +371,7 @@ impl Node {
     /// Starts a thread that waits for the end of the leader that sent `told`, unless there is one already.
     pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
         let leader = told.member;
-        let followed = self.followed.lock();
-        let mut followed = followed.unwrap_or_else(PoisonError::into_inner);
+        let mut followed = self.followed.lock();
         if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
             return;
         }
@@ -443,25 +424,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn listener(&self) -> MutexGuard<'_, Option<Listener>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Reports changes to this socket from now on.
     pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
-        self.sockets().insert(socket, Arc::clone(shared));
+        self.sockets.lock().insert(socket, Arc::clone(shared));
     }
 
     pub(crate) fn detach(&self, socket: SocketId) {
-        self.sockets().remove(&socket);
-    }
-
-    fn sockets(&self) -> MutexGuard<'_, FxHashMap<SocketId, Arc<Shared>>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sockets.lock().remove(&socket);
     }
 
     /// Runs `work` under the lock, posts what the host wants to send, and runs the actions that follow from both.
@@ -520,7 +493,7 @@ impl Node {
             if let Action::Wake(socket) = action {
                 has_told = true;
                 // If no thread or task waits for the socket, the lock need not be released.
-                let sockets = self.sockets();
+                let sockets = self.sockets.lock();
                 let is_watched = sockets
                     .get(&socket)
                     .is_some_and(|shared| shared.watch.is_watched());
@@ -548,7 +521,7 @@ impl Node {
         let this = Arc::downgrade(self);
         match action {
             Action::Wake(socket) => {
-                let shared = self.sockets().get(&socket).cloned();
+                let shared = self.sockets.lock().get(&socket).cloned();
                 if let Some(shared) = shared {
                     shared.watch.wake();
                 }
@@ -584,7 +557,7 @@ impl Node {
                 }
             }
             Action::Used { socket, rkey } => {
-                let shared = self.sockets().get(&socket).cloned();
+                let shared = self.sockets.lock().get(&socket).cloned();
                 if let Some(shared) = shared {
                     shared.keys.used(rkey);
                 }

@@ -6,9 +6,10 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::{mem, ptr};
 
+use verbs_api::provider::{Condvar, Mutex};
 use verbs_api::{
     Completion, Cq, CqOptions,
     completion::{Notify, WcFlags},
@@ -21,7 +22,6 @@ use crate::device::ListedDevice;
 use crate::entry::{direct, slot};
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
-use crate::lock::lock;
 use crate::object::Object;
 
 /// The layout of a channel.
@@ -65,7 +65,7 @@ impl State {
 
     #[cold]
     fn fetch_kept<'s>(&self, slots: &'s mut [Completion]) -> &'s mut [Completion] {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let count = kept.len().min(slots.len());
         for (slot, done) in slots.iter_mut().zip(kept.drain(..count)) {
             *slot = done;
@@ -76,7 +76,7 @@ impl State {
 
     /// Discards the completions of a queue pair that was reset, as drivers of hardware do.
     pub fn forget(&self, qp_num: Qpn) {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let mut slot = [Completion::default()];
         while let Ok([done]) = self.cq.poll(&mut slot) {
             kept.push_back(mem::take(done));
@@ -232,10 +232,9 @@ pub unsafe extern "C-unwind" fn destroy(cq: *mut IbvCq) -> c_int {
             channel.events.remove(|&at| at == cq.addr());
             channel.queues.fetch_sub(1, Ordering::AcqRel);
         }
-        let mut unacknowledged = lock(&state.unacknowledged);
+        let mut unacknowledged = state.unacknowledged.lock();
         while *unacknowledged > 0 {
-            let woken = state.acknowledged.wait(unacknowledged);
-            unacknowledged = woken.unwrap_or_else(PoisonError::into_inner);
+            unacknowledged = state.acknowledged.wait(unacknowledged);
         }
         drop(unacknowledged);
         Ok(())
@@ -378,7 +377,7 @@ pub unsafe extern "C-unwind" fn get_event(
             let at: *mut IbvCq = ptr::with_exposed_provenance_mut(at);
             // SAFETY: a queue takes its events back when it is destroyed.
             if let Ok(state) = unsafe { self::own(at) } {
-                *lock(&state.unacknowledged) += 1;
+                *state.unacknowledged.lock() += 1;
                 // SAFETY: live; and as the caller promises.
                 unsafe {
                     cq.write(at);
@@ -399,7 +398,7 @@ pub unsafe extern "C-unwind" fn ack_events(cq: *mut IbvCq, count: u32) {
     let Ok(state) = (unsafe { own(cq) }) else {
         return;
     };
-    let mut unacknowledged = lock(&state.unacknowledged);
+    let mut unacknowledged = state.unacknowledged.lock();
     *unacknowledged = unacknowledged.saturating_sub(count);
     if *unacknowledged == 0 {
         state.acknowledged.notify_all();

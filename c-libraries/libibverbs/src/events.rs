@@ -6,14 +6,12 @@ use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::Mutex;
 
 use polyverbs::emulated::Unshared;
-use verbs_api::provider::errno_of;
+use verbs_api::provider::{Mutex, errno_of};
 
 use crate::cancel::sleep_in;
 use crate::errno::Errno;
-use crate::lock::lock;
 
 /// A queue whose descriptor is readable while there are events in it, and never writable, as a kernel's is: programs wait for
 /// both (InfiniStore). It is the read end of a pipe with one byte for each event.
@@ -67,7 +65,7 @@ impl<T> Events<T> {
     /// Adds an event.
     pub fn push(&self, event: T) {
         // In this order: an event that is taken back has its byte in the pipe.
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.events.push_back(event);
         queue.untold += 1;
         self.tell(&mut queue);
@@ -88,7 +86,7 @@ impl<T> Events<T> {
                     [self.fd() as usize, room, 1, 0],
                 )
             }?;
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             // An event may have been taken back.
             if let Some(event) = queue.events.pop_front() {
                 self.tell(&mut queue);
@@ -118,7 +116,7 @@ impl<T> Events<T> {
 
     /// Removes the matching events that were not fetched, and returns them.
     pub fn take(&self, what: impl FnMut(&T) -> bool) -> Vec<T> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let (taken, left) = queue.events.drain(..).partition(what);
         queue.events = left;
         let taken: VecDeque<T> = taken;
@@ -134,7 +132,7 @@ impl<T> Events<T> {
 
     /// How many matching events wait.
     pub fn count(&self, what: impl FnMut(&&T) -> bool) -> usize {
-        lock(&self.queue).events.iter().filter(what).count()
+        self.queue.lock().events.iter().filter(what).count()
     }
 
     // Polling must not report events that were taken back. A concurrent reader may have read the byte already, so this read

@@ -18,7 +18,6 @@ pub mod errno;
 pub mod events;
 pub mod interface;
 pub mod kept;
-pub mod lock;
 pub mod mr;
 pub mod mw;
 pub mod names;

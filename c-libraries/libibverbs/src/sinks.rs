@@ -5,8 +5,9 @@
 //! and reported to nobody else.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use verbs_api::provider::RwLock;
 use verbs_api::{Access, Context, Sge, capability::BaselineGaps, ids::LKey};
 
 /// The second keys, by the keys that the program has.
@@ -27,18 +28,18 @@ impl Sinks {
     }
 
     pub(crate) fn insert(&self, lkey: u32, sink: LKey) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write();
         all.insert(lkey, sink);
     }
 
     pub(crate) fn remove(&self, lkey: u32) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write();
         all.remove(&lkey);
     }
 
     /// An SGE of a read, as the device needs it.
     pub fn entry(&self, sge: &Sge) -> Sge {
-        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.read();
         let lkey = all.get(&sge.lkey().value()).copied().unwrap_or(sge.lkey());
         // SAFETY: `lkey` is the program's own number or the key of a region made for it; there are no buffer pools here.
         unsafe { Sge::from_raw(sge.addr(), sge.length(), lkey) }

@@ -9,12 +9,13 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::Started;
 use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
+use polyverbs::provider::Mutex;
 
 use super::{INTERRUPTED, PAUSE, Result};
 
@@ -143,7 +144,7 @@ impl Peers {
 
     /// Whether there is no place for an address. Then an idle peer has to give way.
     fn is_full(&self, from: Option<IpAddr>) -> bool {
-        let served = locked(&self.served);
+        let served = self.served.lock();
         let of_address = served.iter().filter(|peer| peer.from == from).count();
         let is_much = of_address >= self.most.div_ceil(2);
         let is_full = is_much || served.len() >= self.most;
@@ -168,7 +169,7 @@ impl Peers {
                 gives_way: false,
             }),
         });
-        locked(&self.served).push(Arc::clone(&peer));
+        self.served.lock().push(Arc::clone(&peer));
         Some(Place { peers: self, peer })
     }
 }
@@ -195,7 +196,10 @@ struct Place<'p> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        locked(&self.peers.served).retain(|peer| !Arc::ptr_eq(peer, &self.peer));
+        self.peers
+            .served
+            .lock()
+            .retain(|peer| !Arc::ptr_eq(peer, &self.peer));
     }
 }
 
@@ -217,12 +221,12 @@ struct State {
 impl Peer {
     /// Notes that the peer has made progress.
     pub(crate) fn steps(&self) {
-        locked(&self.state).since = Some(Instant::now());
+        self.state.lock().since = Some(Instant::now());
     }
 
     /// Notes that the peer has moved so many bytes. A few do not count.
     pub(crate) fn moves(&self, bytes: u64) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.moved += bytes;
         if state.moved >= LEAST {
             state.since = Some(Instant::now());
@@ -233,18 +237,18 @@ impl Peer {
 
     /// Notes that the peer waits for this side, which does not count as idle.
     pub(crate) fn waits(&self) {
-        locked(&self.state).since = None;
+        self.state.lock().since = None;
     }
 
     /// For how long the peer has been idle.
     pub(crate) fn idle(&self) -> Duration {
-        let since = locked(&self.state).since;
+        let since = self.state.lock().since;
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     fn give_way(&self) {
         let idle = self.idle();
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let patience = match state.has_moved {
             true => GIVES_WAY,
             false => GIVES_WAY_AT_FIRST,
@@ -254,14 +258,10 @@ impl Peer {
 
     /// Fails if the peer is no longer served.
     pub(crate) fn check(&self) -> Result<()> {
-        let gives_way = locked(&self.state).gives_way;
+        let gives_way = self.state.lock().gives_way;
         if gives_way || self.idle() >= self.timeout {
             return Err("nothing came from the other side for too long".into());
         }
         Ok(())
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

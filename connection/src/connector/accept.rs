@@ -1,7 +1,8 @@
 //! Accepting: the queue pair comes up, the answer leaves, and the peer completes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{CmEvent, ConnectError, Offer, Refusal, Sink};
 use verbs_api::{PathOptions, QpEndpoint, VerbError};
 
@@ -101,7 +102,7 @@ impl Accept {
     }
 
     fn reached(&self, update: impl FnOnce(&mut AcceptProgress)) {
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress.lock();
         update(&mut progress);
         let is_done = progress.queue_pair && progress.peer;
         drop(progress);

@@ -1,7 +1,8 @@
 //! Connections of devices on an IP network: InfiniBand's connection manager over queue pair 1.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use verbs_api::provider::Mutex;
 use polyverbs::qp::QpState;
 use polyverbs::{PathOptions, QpOptions, WcStatus, ids::LinkAddress};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, Refusal};
@@ -266,7 +267,7 @@ fn each_event_is_reported_once_and_in_order() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let note = |what: &'static str| {
         let told = Arc::clone(&told);
-        move || told.lock().unwrap().push(what)
+        move || told.lock().push(what)
     };
     let listener = far.listen();
     let asked = near.request(listener.address(), ConnectionOptions::new());
@@ -279,18 +280,18 @@ fn each_event_is_reported_once_and_in_order() {
     let keep = Arc::clone(&at_far);
     accepted.on_done(move |connection| {
         established();
-        *keep.lock().unwrap() = Some(connection.unwrap());
+        *keep.lock() = Some(connection.unwrap());
     });
     let at_near = pending.complete().wait().unwrap();
-    let at_far = test_kit::waiting::until_some(|| at_far.lock().unwrap().take());
+    let at_far = test_kit::waiting::until_some(|| at_far.lock().take());
     let (first, second) = (note("ended"), note("ended"));
     at_far.disconnected().on_done(move |_| first());
     at_near.disconnected().on_done(move |_| second());
     at_near.disconnect().wait().unwrap();
     at_far.disconnected().wait().unwrap();
-    test_kit::waiting::until(|| told.lock().unwrap().len() >= 5);
+    test_kit::waiting::until(|| told.lock().len() >= 5);
     // All messages that either side has sent arrive before this answer.
     near.connector.ping(far.at(0)).wait().unwrap();
     let expected = ["asked", "accepted", "established", "ended", "ended"];
-    assert_eq!(*told.lock().unwrap(), expected);
+    assert_eq!(*told.lock(), expected);
 }

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::ids::LinkAddress;
+use verbs_api::provider::RwLock;
 
 use crate::link::{Deliver, Frame, SharedLink};
 use crate::pin;
@@ -140,7 +141,7 @@ impl<M: Member> Network<M> {
     }
 
     pub(crate) fn join(&self, address: LinkAddress, device: &Arc<M>) -> bool {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.write();
         let before = devices.get(&address);
         if before.is_some_and(|device| device.strong_count() > 0) {
             return false;
@@ -151,7 +152,7 @@ impl<M: Member> Network<M> {
 
     /// Returns the device at an address.
     pub fn device(&self, address: LinkAddress) -> Option<Arc<M>> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.read();
         devices
             .get(&address)
             .and_then(Weak::upgrade)
@@ -160,7 +161,7 @@ impl<M: Member> Network<M> {
 
     /// Returns every device.
     pub fn devices(&self) -> Vec<Arc<M>> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.read();
         devices.values().filter_map(Weak::upgrade).collect()
     }
 

@@ -1,13 +1,13 @@
 //! Threads of our own, in a program that knows nothing of them.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use crate::fork::PerProcess;
+use crate::lock::{Condvar, Mutex};
 
 const FAULTS: [Signal; 4] = [
     Signal::SIGSEGV,
@@ -45,11 +45,7 @@ struct Threads {
     ended: Condvar,
 }
 
-impl Threads {
-    fn running(&self) -> MutexGuard<'_, usize> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Threads {}
 
 /// A child of a fork has none of its parent's.
 static THREADS: PerProcess<Threads> = PerProcess::new(Threads::default);
@@ -58,14 +54,14 @@ struct Running(());
 
 impl Running {
     fn new() -> Self {
-        *THREADS.running() += 1;
+        *THREADS.running.lock() += 1;
         Self(())
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        *THREADS.running() -= 1;
+        *THREADS.running.lock() -= 1;
         THREADS.ended.notify_all();
     }
 }
@@ -74,9 +70,8 @@ impl Drop for Running {
 /// whether none is left. A library waits so after it has closed its last device: a thread that is still about to close its
 /// descriptors could otherwise close files that the program opens under the same numbers.
 pub fn wait_for_threads(most: Duration) -> bool {
-    let running = THREADS.running();
-    let waited = (THREADS.ended).wait_timeout_while(running, most, |running| *running > 0);
-    *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    let running = THREADS.running.lock();
+    *(THREADS.ended).wait_timeout_while(running, most, |running| *running > 0) == 0
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use nix::libc;
+
+use crate::lock::Mutex;
 
 /// A block that accesses exposed memory: where it begins and ends, each relative to where that is stored.
 #[repr(C)]
@@ -183,7 +184,7 @@ pub(super) fn store(word: *mut u64, value: u64) {
 pub(super) fn compare_exchange(word: *mut u64, compare: u64, swap: u64) -> u64 {
     // Atomic among those that are made again: a program that has protected the word does not change it meanwhile.
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let before = load(word);
     if before == compare {
         store(word, swap);

@@ -1,11 +1,10 @@
 //! States of queue pairs that connections bring up and down, as those of iWARP: some drivers do not report them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use verbs_api::provider::Mutex;
 use verbs_api::qp::QpState;
-
-use crate::lock::lock;
 
 /// A queue pair that is notified of the begin and the end of its connection.
 pub(crate) trait Connected: Send + Sync {
@@ -30,33 +29,33 @@ impl States {
     /// Adds a queue pair with this number.
     pub(crate) fn insert(&self, qp_num: u32, of: Weak<dyn Connected>) {
         let state = QpState::Reset;
-        lock(&self.0).insert(qp_num, Known { state, of });
+        self.0.lock().insert(qp_num, Known { state, of });
     }
 
     /// Removes a queue pair that is being destroyed.
     pub(super) fn remove(&self, qp_num: u32) -> Option<Known> {
-        lock(&self.0).remove(&qp_num)
+        self.0.lock().remove(&qp_num)
     }
 
     /// Adds a queue pair again whose destruction failed; it has no connection.
     pub(crate) fn put_back(&self, qp_num: u32, known: Option<Known>) {
-        lock(&self.0).extend(known.map(|known| (qp_num, known)));
+        self.0.lock().extend(known.map(|known| (qp_num, known)));
     }
 
     pub(crate) fn get(&self, qp_num: u32) -> Option<QpState> {
-        lock(&self.0).get(&qp_num).map(|known| known.state)
+        self.0.lock().get(&qp_num).map(|known| known.state)
     }
 
     /// Sets the state of a queue pair.
     pub(crate) fn set(&self, qp_num: u32, state: QpState) {
-        if let Some(known) = lock(&self.0).get_mut(&qp_num) {
+        if let Some(known) = self.0.lock().get_mut(&qp_num) {
             known.state = state;
         }
     }
 
     /// The connection has begun: the queue pair leaves INIT, if it is still in it.
     pub(super) fn begin(&self, qp_num: u32) {
-        let mut states = lock(&self.0);
+        let mut states = self.0.lock();
         let Some(known) = states.get_mut(&qp_num) else {
             return;
         };
@@ -73,7 +72,7 @@ impl States {
 
     /// The connection of a queue pair has ended.
     pub(super) fn end(&self, qp_num: u32) {
-        let mut states = lock(&self.0);
+        let mut states = self.0.lock();
         let Some(known) = states.get_mut(&qp_num) else {
             return;
         };
@@ -91,7 +90,6 @@ impl States {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::PoisonError;
 
     use super::*;
 
@@ -100,7 +98,7 @@ mod tests {
 
     impl Recorder {
         fn push(&self, what: &'static str) {
-            let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut told = self.0.lock();
             told.push(what);
         }
     }
@@ -130,7 +128,7 @@ mod tests {
             states.end(1);
             states.end(1);
             assert_eq!(states.get(1), Some(QpState::Err));
-            let told = pair.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let told = pair.0.lock();
             assert_eq!(*told, ["begun", "ended"]);
         }
     }
