@@ -46,6 +46,9 @@ use crate::sync::{CacheLine, Line, Mutex, prefetch};
 use crate::time::Time;
 use crate::trace::TracedOperation;
 
+#[cfg(debug_assertions)]
+mod broken;
+
 /// The progress of a request in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Phase {
@@ -551,29 +554,11 @@ impl<D: Driver> Qp<D> {
         match self.state() {
             QpState::Rts => {
                 self.device.driver().check_post(self, request)?;
-                let later;
-                let request = if rules::is_broken(Rule::InlineCopied) {
-                    later = rules::looked_at_later(request);
-                    &later
-                } else {
-                    request
-                };
-                if self.lets_a_read_wait(requester, request, cx) {
-                    return Ok(());
+                #[cfg(debug_assertions)]
+                if let Some(posted) = self.post_broken(requester, request, cx) {
+                    return posted;
                 }
-                self.take_room(requester, request)?;
-                if !requester.is_next(request) && !overtakes(request) {
-                    requester.push(request);
-                    return Ok(());
-                }
-                match D::execute(self, requester, request, cx) {
-                    Executed::Done(status, bytes) => {
-                        self.complete(requester, request, status, bytes, cx)
-                    }
-                    Executed::Keep => requester.push(request),
-                    Executed::Sent { first, count } => requester.push_sent(request, first, count),
-                }
-                Ok(())
+                self.post_ready(requester, request, cx)
             }
             QpState::Sqd => {
                 self.device.driver().check_post(self, request)?;
@@ -595,20 +580,35 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    // If the fence rule is broken, reads take a while, so that an invalidate can overtake them.
+    // Posts a checked request of a queue pair in RTS.
     #[inline]
-    fn lets_a_read_wait(
+    fn post_ready(
         &self,
         requester: &mut Requester<D>,
         request: &Request<'_>,
         cx: &mut Cx<'_, D>,
-    ) -> bool {
-        let waits = rules::is_broken(Rule::InvalidateFence) && matches!(request.op, Op::Read(..));
-        if waits {
+    ) -> Result<(), PostReason> {
+        self.take_room(requester, request)?;
+        if requester.is_next(request) {
+            self.execute(requester, request, cx);
+        } else {
             requester.push(request);
-            self.wake_at(requester, cx.now());
         }
-        waits
+        Ok(())
+    }
+
+    #[inline]
+    fn execute(
+        &self,
+        requester: &mut Requester<D>,
+        request: &Request<'_>,
+        cx: &mut Cx<'_, D>,
+    ) {
+        match D::execute(self, requester, request, cx) {
+            Executed::Done(status, bytes) => self.complete(requester, request, status, bytes, cx),
+            Executed::Keep => requester.push(request),
+            Executed::Sent { first, count } => requester.push_sent(request, first, count),
+        }
     }
 
     #[inline]
@@ -1505,12 +1505,6 @@ fn flushed() -> WcStatus {
 #[inline]
 fn slots_needed(request: &Request<'_>) -> u32 {
     1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF))
-}
-
-// Returns whether a request is carried out before requests that were posted earlier.
-#[inline]
-fn overtakes(request: &Request<'_>) -> bool {
-    rules::is_broken(Rule::InvalidateFence) && matches!(request.op, Op::LocalInvalidate(_))
 }
 
 impl<D: Driver> Responder<D> {
