@@ -5,8 +5,8 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::{mem, ptr};
 
 use verbs_api::provider::{Condvar, Mutex};
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
     let mut slots: [Completion; 4] = Default::default();
     let wanted = usize::try_from(count).unwrap_or(0);
     // SAFETY: as the caller promises.
-    let found = direct(c"ibv_poll_cq", || unsafe {
+    let found = direct("ibv_poll_cq", || unsafe {
         let state = CqObject::own_unchecked(cq.cast());
         poll_through(state, &mut slots, target, wanted)
     });
@@ -355,7 +355,7 @@ pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_
         0 => Notify::Next,
         _ => Notify::Solicited,
     };
-    let armed = direct(c"ibv_req_notify_cq", || {
+    let armed = direct("ibv_req_notify_cq", || {
         code(state.cq.arm(what).map(drop).map_err(Errno::from))
     });
     armed.unwrap_or_else(Errno::set)
@@ -407,19 +407,24 @@ pub unsafe extern "C-unwind" fn ack_events(cq: *mut IbvCq, count: u32) {
 
 fn extended() -> [Slot; 18] {
     let mut slots = [ptr::null(); 18];
-    slots[cq_ex::START_POLL] = slot!(direct "ibv_start_poll" => start_poll);
-    slots[cq_ex::NEXT_POLL] = slot!(direct "ibv_next_poll" => advance);
-    slots[cq_ex::END_POLL] = slot!(direct "ibv_end_poll" => end_poll);
-    slots[cq_ex::READ_OPCODE] = slot!(direct "ibv_wc_read_opcode" => read_opcode);
-    slots[cq_ex::READ_VENDOR_ERR] = slot!(direct "ibv_wc_read_vendor_err" => read_vendor_err);
-    slots[cq_ex::READ_BYTE_LEN] = slot!(direct "ibv_wc_read_byte_len" => read_byte_len);
-    slots[cq_ex::READ_IMM_DATA] = slot!(direct "ibv_wc_read_imm_data" => read_imm_data);
-    slots[cq_ex::READ_QP_NUM] = slot!(direct "ibv_wc_read_qp_num" => read_qp_num);
-    slots[cq_ex::READ_SRC_QP] = slot!(direct "ibv_wc_read_src_qp" => read_src_qp);
-    slots[cq_ex::READ_WC_FLAGS] = slot!(direct "ibv_wc_read_wc_flags" => read_wc_flags);
-    slots[cq_ex::READ_SLID] = slot!(direct "ibv_wc_read_slid" => read_zero);
-    slots[cq_ex::READ_SL] = slot!(direct "ibv_wc_read_sl" => read_sl);
-    slots[cq_ex::READ_DLID_PATH_BITS] = slot!(direct "ibv_wc_read_dlid_path_bits" => read_zero);
+    slots[cq_ex::START_POLL] = slot!(direct "ibv_start_poll" ("cq attr") Number => start_poll);
+    slots[cq_ex::NEXT_POLL] = slot!(direct "ibv_next_poll" ("cq") Number => advance);
+    slots[cq_ex::END_POLL] = slot!(direct "ibv_end_poll" ("cq") Nothing => end_poll);
+    slots[cq_ex::READ_OPCODE] = slot!(direct "ibv_wc_read_opcode" ("cq") Plain => read_opcode);
+    slots[cq_ex::READ_VENDOR_ERR] =
+        slot!(direct "ibv_wc_read_vendor_err" ("cq") Plain => read_vendor_err);
+    slots[cq_ex::READ_BYTE_LEN] =
+        slot!(direct "ibv_wc_read_byte_len" ("cq") Plain => read_byte_len);
+    slots[cq_ex::READ_IMM_DATA] =
+        slot!(direct "ibv_wc_read_imm_data" ("cq") Plain => read_imm_data);
+    slots[cq_ex::READ_QP_NUM] = slot!(direct "ibv_wc_read_qp_num" ("cq") Plain => read_qp_num);
+    slots[cq_ex::READ_SRC_QP] = slot!(direct "ibv_wc_read_src_qp" ("cq") Plain => read_src_qp);
+    slots[cq_ex::READ_WC_FLAGS] =
+        slot!(direct "ibv_wc_read_wc_flags" ("cq") Plain => read_wc_flags);
+    slots[cq_ex::READ_SLID] = slot!(direct "ibv_wc_read_slid" ("cq") Plain => read_zero);
+    slots[cq_ex::READ_SL] = slot!(direct "ibv_wc_read_sl" ("cq") Plain => read_sl);
+    slots[cq_ex::READ_DLID_PATH_BITS] =
+        slot!(direct "ibv_wc_read_dlid_path_bits" ("cq") Plain => read_zero);
     slots
 }
 
@@ -461,7 +466,7 @@ pub unsafe extern "C-unwind" fn create_ex(
 unsafe extern "C" fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };
-    let advanced = direct(c"ibv_next_poll", || {
+    let advanced = direct("ibv_next_poll", || {
         let mut slot = [Completion::default()];
         match state.fetch(&mut slot) {
             Err(errno) => errno.0,

@@ -29,8 +29,8 @@ struct State {
 fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bool) -> *mut IbvDm {
     let c = IbvDm {
         context,
-        memcpy_to_dm: slot!("ibv_memcpy_to_dm" => copy_to),
-        memcpy_from_dm: slot!("ibv_memcpy_from_dm" => copy_from),
+        memcpy_to_dm: slot!("ibv_memcpy_to_dm" ("dm dm_offset:w host_addr length:z") Number => copy_to),
+        memcpy_from_dm: slot!("ibv_memcpy_from_dm" ("host_addr dm dm_offset:w length:z") Number => copy_from),
         comp_mask: 0,
         handle,
     };

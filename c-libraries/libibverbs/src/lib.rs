@@ -4,7 +4,6 @@
 //! to arguments, and returns an error number. The engine implements the devices, and `verbs-api` the rules of verbs. The crate
 //! `polyverbs-c-libraries` maps symbols to functions.
 
-pub mod absent;
 pub mod ah;
 pub mod builder;
 pub mod cancel;
