@@ -6,13 +6,14 @@
 use std::hint::spin_loop;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use polyverbs::provider::Mutex;
 use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::{RcvBuf, SndBuf, UdpGroSegment, UdpGsoSegment};
+use nix::sys::socket::sockopt::{UdpGroSegment, UdpGsoSegment};
+use polyverbs::provider::Mutex;
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
 use crate::Outcome;
 use crate::partner::Partner;
@@ -276,8 +277,8 @@ fn unless_full(result: io::Result<usize>) -> io::Result<usize> {
 fn udp() -> Outcome<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.set_nonblocking(true)?;
-    setsockopt(&socket, RcvBuf, &(4 << 20))?;
-    setsockopt(&socket, SndBuf, &(4 << 20))?;
+    set_socket_recv_buffer_size(&socket, 4 << 20)?;
+    set_socket_send_buffer_size(&socket, 4 << 20)?;
     Ok(socket)
 }
 

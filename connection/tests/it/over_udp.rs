@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use verbs_api::provider::Mutex;
 use polyverbs::qp::QpState;
 use polyverbs::{PathOptions, QpOptions, WcStatus, ids::LinkAddress};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, Refusal};
+use verbs_api::provider::Mutex;
 
 use crate::rig::{End, error, state, udp_device};
 
@@ -167,7 +167,7 @@ fn an_unsent_message_fails_with_the_error_number() {
     let end = End::udp("127.0.21.4");
     // Datagrams to a broadcast address need an option of the socket.
     let to = "255.255.255.255:7".parse().unwrap();
-    let refused = ConnectError::Unsent(nix::libc::EACCES);
+    let refused = ConnectError::Unsent(libc::EACCES);
     assert_eq!(error(end.request(to, ConnectionOptions::new())), refused);
     assert_eq!(error(end.connector.resolve(to, b"who")), refused);
     assert_eq!(error(end.connector.ping(to)), refused);
