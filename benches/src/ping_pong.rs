@@ -1,7 +1,8 @@
 //! Two threads on two processors that send to each other.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use polyverbs::provider::Mutex;
 use polyverbs::{
     Access, Completion, Cq, Memory, Mr, Qp, QpOptions, Sge, connect_pair,
     wr::{self, ReceiveRequest},
@@ -95,7 +96,7 @@ impl PingPong {
     pub fn half_round_trip(&mut self, partner: &Partner, round_trips: u64) -> f64 {
         let far = Arc::clone(&self.far);
         let echo = move || {
-            let mut far = far.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut far = far.lock();
             (0..round_trips).for_each(|_| far.answer());
         };
         let near = &mut self.near;

@@ -6,12 +6,14 @@
 use std::hint::spin_loop;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::{RcvBuf, SndBuf, UdpGroSegment, UdpGsoSegment};
+use nix::sys::socket::sockopt::{UdpGroSegment, UdpGsoSegment};
+use polyverbs::provider::Mutex;
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
 use crate::Outcome;
 use crate::partner::Partner;
@@ -205,8 +207,7 @@ impl Ring {
                 if filled - ours.emptied.0.load(Ordering::Acquire) == ours.slots.len() {
                     return Ok(0);
                 }
-                let slot = ours.slots[filled % ours.slots.len()].lock();
-                let mut slot = slot.unwrap_or_else(PoisonError::into_inner);
+                let mut slot = ours.slots[filled % ours.slots.len()].lock();
                 slot.copy_from_slice(&message);
                 drop(slot);
                 ours.filled.0.store(filled + 1, Ordering::Release);
@@ -218,7 +219,7 @@ impl Ring {
                     return Ok(0);
                 }
                 let slot = theirs.slots[emptied % theirs.slots.len()].lock();
-                room.copy_from_slice(&slot.unwrap_or_else(PoisonError::into_inner));
+                room.copy_from_slice(&slot);
                 theirs.emptied.0.store(emptied + 1, Ordering::Release);
                 Ok(CHUNK)
             },
@@ -276,8 +277,8 @@ fn unless_full(result: io::Result<usize>) -> io::Result<usize> {
 fn udp() -> Outcome<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.set_nonblocking(true)?;
-    setsockopt(&socket, RcvBuf, &(4 << 20))?;
-    setsockopt(&socket, SndBuf, &(4 << 20))?;
+    set_socket_recv_buffer_size(&socket, 4 << 20)?;
+    set_socket_send_buffer_size(&socket, 4 << 20)?;
     Ok(socket)
 }
 

@@ -1,73 +1,62 @@
 //! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44, each with its version.
 //!
-//! Each symbol is a jump to `entry::round`, which calls the function that implements it, in the crates
-//! `polyverbs-libibverbs` and `polyverbs-librdmacm`. A symbol that is not implemented fails with EOPNOTSUPP. A test
-//! compares the symbols with the stored list.
+//! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs` and
+//! `polyverbs-librdmacm`. A symbol that is not implemented fails as unsupported. `symbols.rs` is the table of all functions. A
+//! test compares the symbols with the stored list.
 // Versioned symbols can only be defined in assembly.
 #![allow(unsafe_code)]
 
-// Jumps to `entry::round` with the function and its name in two scratch registers.
-#[cfg(target_arch = "x86_64")]
-macro_rules! jump {
-    ($name:literal, $version:literal) => {
-        concat!(
-            "lea r10, [rip + {function}]\n",
-            "lea r11, [rip + polyverbs.text.",
-            $name,
-            ".",
-            $version,
-            "]\n",
-            "jmp {round}"
-        )
-    };
-}
-#[cfg(target_arch = "aarch64")]
-macro_rules! jump {
-    ($name:literal, $version:literal) => {
-        concat!(
-            "adrp x16, {function}\n",
-            "add x16, x16, :lo12:{function}\n",
-            "adrp x17, polyverbs.text.",
-            $name,
-            ".",
-            $version,
-            "\n",
-            "add x17, x17, :lo12:polyverbs.text.",
-            $name,
-            ".",
-            $version,
-            "\n",
-            "b {round}"
-        )
-    };
-}
-
-/// Defines a symbol of this version, which calls `function`. Its name in the assembler includes the version, because one
-/// name can have several versions.
+/// Defines a symbol of a version, which calls the function that implements it, if any. Its name in the assembler includes the
+/// version, because one name can have several versions.
 macro_rules! symbol {
-    ($name:literal $at:literal $version:literal => $function:path) => {
+    ($name:ident $at:literal $version:literal $(=> $implementation:path)?) => {
         core::arch::global_asm!(
-            ".section .rodata.polyverbs, \"a\"",
-            concat!("polyverbs.text.", $name, ".", $version, ": .asciz \"", $name, "\""),
             ".text",
             ".p2align 4",
-            concat!(".globl polyverbs.", $name, ".", $version),
-            concat!(".type polyverbs.", $name, ".", $version, ",@function"),
-            concat!("polyverbs.", $name, ".", $version, ":"),
-            jump!($name, $version),
-            concat!(".size polyverbs.", $name, ".", $version, ", . - polyverbs.", $name, ".", $version),
-            concat!(".symver polyverbs.", $name, ".", $version, ", ", $name, $at, $version, ", remove"),
-            function = sym $function,
+            concat!(".globl polyverbs.", stringify!($name), ".", $version),
+            concat!(".type polyverbs.", stringify!($name), ".", $version, ",@function"),
+            concat!("polyverbs.", stringify!($name), ".", $version, ":"),
+            polyverbs_libibverbs::jump!($($implementation)?),
+            concat!(".size polyverbs.", stringify!($name), ".", $version, ", . - polyverbs.", stringify!($name), ".", $version),
+            concat!(".symver polyverbs.", stringify!($name), ".", $version, ", ", stringify!($name), $at, $version, ", remove"),
+            $(verb = sym $implementation,)?
+            function = sym FUNCTION,
             round = sym polyverbs_libibverbs::entry::round,
         );
     };
 }
 
-/// Defines a symbol that is not implemented. It calls the function `answer`, which returns the error value of its
-/// signature.
-macro_rules! absent {
-    ($name:literal $at:literal $version:literal => $answer:ident) => {
-        symbol! { $name $at $version => polyverbs_libibverbs::absent::$answer }
+/// Defines functions, each with a symbol for every version. One without an implementation fails as functions of its signature
+/// do.
+macro_rules! functions {
+    ($(
+        $name:ident ($arguments:literal) $answer:ident: $($at:literal $version:literal $(=> $implementation:path)?),+;
+    )*) => {
+        $(
+            mod $name {
+                use super::*;
+
+                static FUNCTION: Function =
+                    Function::new(stringify!($name), Some($arguments), Answer::$answer);
+
+                $(symbol! { $name $at $version $(=> $implementation)? })+
+            }
+        )*
+    };
+}
+
+/// Defines functions that are not implemented, and whose arguments the trace does not show.
+macro_rules! private_functions {
+    ($($answer:ident: $($name:ident),+;)*) => {
+        $($(
+            mod $name {
+                use super::*;
+
+                static FUNCTION: Function = Function::new(stringify!($name), None, Answer::$answer);
+
+                symbol! { $name "@@" "IBVERBS_PRIVATE_34" }
+            }
+        )+)*
     };
 }
 

@@ -1,256 +1,192 @@
-//! The exported symbols: one line for each symbol and version, with the function that implements it, if any.
+//! The exported symbols: one entry for each function, with its arguments and result as the trace shows them, and for each
+//! version the function that implements it, if any.
 
 use polyverbs_libibverbs as libibverbs;
+use polyverbs_libibverbs::trace::{Answer, Function};
 use polyverbs_librdmacm as librdmacm;
 
 // libibverbs.so.1
-absent! { "__ioctl_final_num_attrs" "@@" "IBVERBS_PRIVATE_34" => nothing }
-absent! { "__verbs_log" "@@" "IBVERBS_PRIVATE_34" => nothing }
-symbol! { "_ibv_query_gid_ex" "@@" "IBVERBS_1.11" => libibverbs::query::query_gid_ex }
-symbol! { "_ibv_query_gid_table" "@@" "IBVERBS_1.11" => libibverbs::query::query_gid_table }
-absent! { "_verbs_init_and_alloc_context" "@@" "IBVERBS_PRIVATE_34" => null }
-absent! { "execute_ioctl" "@@" "IBVERBS_PRIVATE_34" => number }
-symbol! { "ibv_ack_async_event" "@@" "IBVERBS_1.1" => libibverbs::context::ack_async_event }
-absent! { "ibv_ack_async_event" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_ack_cq_events" "@@" "IBVERBS_1.1" => libibverbs::cq::ack_events }
-absent! { "ibv_ack_cq_events" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_alloc_pd" "@@" "IBVERBS_1.1" => libibverbs::pd::alloc }
-absent! { "ibv_alloc_pd" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_attach_mcast" "@@" "IBVERBS_1.1" => libibverbs::qp::attach_mcast }
-absent! { "ibv_attach_mcast" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_close_device" "@@" "IBVERBS_1.1" => libibverbs::open::close_device }
-absent! { "ibv_close_device" "@" "IBVERBS_1.0" => number }
-absent! { "ibv_cmd_advise_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_alloc_dm" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_alloc_mw" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_alloc_pd" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_attach_mcast" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_close_xrcd" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_ah" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_counters" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_cq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_cq_ex" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_cq_ex2" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_flow" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_flow_action_esp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_qp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_qp_ex2" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_qp_ex" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_rwq_ind_table" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_srq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_srq_ex" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_create_wq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_dealloc_mw" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_dealloc_pd" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_dereg_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_ah" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_counters" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_cq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_flow" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_flow_action" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_qp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_rwq_ind_table" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_srq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_destroy_wq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_detach_mcast" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_free_dm" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_get_context" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_modify_cq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_modify_flow_action_esp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_modify_qp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_modify_qp_ex" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_modify_srq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_modify_wq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_open_qp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_open_xrcd" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_poll_cq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_post_recv" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_post_send" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_post_srq_recv" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_query_context" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_query_device_any" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_query_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_query_port" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_query_qp" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_query_srq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_read_counters" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_reg_dm_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_reg_dmabuf_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_reg_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_req_notify_cq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_rereg_mr" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_cmd_resize_cq" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "ibv_copy_ah_attr_from_kern" "@@" "IBVERBS_1.1" => nothing }
-absent! { "ibv_copy_path_rec_from_kern" "@@" "IBVERBS_1.0" => nothing }
-absent! { "ibv_copy_path_rec_to_kern" "@@" "IBVERBS_1.0" => nothing }
-absent! { "ibv_copy_qp_attr_from_kern" "@@" "IBVERBS_1.0" => nothing }
-symbol! { "ibv_create_ah" "@@" "IBVERBS_1.1" => libibverbs::ah::create }
-absent! { "ibv_create_ah" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_create_ah_from_wc" "@@" "IBVERBS_1.1" => libibverbs::ah::create_from_wc }
-symbol! { "ibv_create_comp_channel" "@@" "IBVERBS_1.0" => libibverbs::cq::create_channel }
-symbol! { "ibv_create_cq" "@@" "IBVERBS_1.1" => libibverbs::cq::create }
-absent! { "ibv_create_cq" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_create_qp" "@@" "IBVERBS_1.1" => libibverbs::qp::create }
-absent! { "ibv_create_qp" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_create_srq" "@@" "IBVERBS_1.1" => libibverbs::srq::create }
-absent! { "ibv_create_srq" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_dealloc_pd" "@@" "IBVERBS_1.1" => libibverbs::pd::dealloc }
-absent! { "ibv_dealloc_pd" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_dereg_mr" "@@" "IBVERBS_1.1" => libibverbs::mr::dereg }
-absent! { "ibv_dereg_mr" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_destroy_ah" "@@" "IBVERBS_1.1" => libibverbs::ah::destroy }
-absent! { "ibv_destroy_ah" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_destroy_comp_channel" "@@" "IBVERBS_1.0" => libibverbs::cq::destroy_channel }
-symbol! { "ibv_destroy_cq" "@@" "IBVERBS_1.1" => libibverbs::cq::destroy }
-absent! { "ibv_destroy_cq" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_destroy_qp" "@@" "IBVERBS_1.1" => libibverbs::qp::destroy }
-absent! { "ibv_destroy_qp" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_destroy_srq" "@@" "IBVERBS_1.1" => libibverbs::srq::destroy }
-absent! { "ibv_destroy_srq" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_detach_mcast" "@@" "IBVERBS_1.1" => libibverbs::qp::detach_mcast }
-absent! { "ibv_detach_mcast" "@" "IBVERBS_1.0" => number }
-absent! { "ibv_dofork_range" "@@" "IBVERBS_1.1" => number }
-absent! { "ibv_dontfork_range" "@@" "IBVERBS_1.1" => number }
-symbol! { "ibv_event_type_str" "@@" "IBVERBS_1.1" => libibverbs::names::event_type_str }
-symbol! { "ibv_fork_init" "@@" "IBVERBS_1.1" => libibverbs::context::fork_init }
-symbol! { "ibv_free_device_list" "@@" "IBVERBS_1.1" => libibverbs::device::free_device_list }
-absent! { "ibv_free_device_list" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_get_async_event" "@@" "IBVERBS_1.1" => libibverbs::context::get_async_event }
-absent! { "ibv_get_async_event" "@" "IBVERBS_1.0" => minus_one }
-symbol! { "ibv_get_cq_event" "@@" "IBVERBS_1.1" => libibverbs::cq::get_event }
-absent! { "ibv_get_cq_event" "@" "IBVERBS_1.0" => minus_one }
-symbol! { "ibv_get_device_guid" "@@" "IBVERBS_1.1" => libibverbs::device::get_device_guid }
-absent! { "ibv_get_device_guid" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_get_device_index" "@@" "IBVERBS_1.9" => libibverbs::device::get_device_index }
-symbol! { "ibv_get_device_list" "@@" "IBVERBS_1.1" => libibverbs::device::get_device_list }
-absent! { "ibv_get_device_list" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_get_device_name" "@@" "IBVERBS_1.1" => libibverbs::device::get_device_name }
-absent! { "ibv_get_device_name" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_get_pkey_index" "@@" "IBVERBS_1.5" => libibverbs::query::get_pkey_index }
-symbol! { "ibv_get_sysfs_path" "@@" "IBVERBS_1.0" => libibverbs::device::get_sysfs_path }
-symbol! { "ibv_import_device" "@@" "IBVERBS_1.10" => libibverbs::open::import_device }
-symbol! { "ibv_import_dm" "@@" "IBVERBS_1.13" => libibverbs::dm::import }
-symbol! { "ibv_import_mr" "@@" "IBVERBS_1.10" => libibverbs::mr::import }
-symbol! { "ibv_import_pd" "@@" "IBVERBS_1.10" => libibverbs::pd::import }
-symbol! { "ibv_init_ah_from_wc" "@@" "IBVERBS_1.1" => libibverbs::ah::init_from_wc }
-symbol! { "ibv_is_fork_initialized" "@@" "IBVERBS_1.13" => libibverbs::context::is_fork_initialized }
-symbol! { "ibv_modify_qp" "@@" "IBVERBS_1.1" => libibverbs::qp::modify }
-absent! { "ibv_modify_qp" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_modify_srq" "@@" "IBVERBS_1.1" => libibverbs::srq::modify }
-absent! { "ibv_modify_srq" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_node_type_str" "@@" "IBVERBS_1.1" => libibverbs::names::node_type_str }
-symbol! { "ibv_open_device" "@@" "IBVERBS_1.1" => libibverbs::open::open_device }
-absent! { "ibv_open_device" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_port_state_str" "@@" "IBVERBS_1.1" => libibverbs::names::port_state_str }
-symbol! { "ibv_qp_to_qp_ex" "@@" "IBVERBS_1.6" => libibverbs::qp::to_qp_ex }
-symbol! { "ibv_query_device" "@@" "IBVERBS_1.1" => libibverbs::query::query_device }
-absent! { "ibv_query_device" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_query_ece" "@@" "IBVERBS_1.10" => libibverbs::qp::query_ece }
-symbol! { "ibv_query_gid" "@@" "IBVERBS_1.1" => libibverbs::query::query_gid }
-absent! { "ibv_query_gid" "@" "IBVERBS_1.0" => minus_one }
-symbol! { "ibv_query_gid_type" "@@" "IBVERBS_PRIVATE_34" => libibverbs::query::query_gid_type }
-symbol! { "ibv_query_pkey" "@@" "IBVERBS_1.1" => libibverbs::query::query_pkey }
-absent! { "ibv_query_pkey" "@" "IBVERBS_1.0" => minus_one }
-symbol! { "ibv_query_port" "@@" "IBVERBS_1.1" => libibverbs::query::query_port }
-absent! { "ibv_query_port" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_query_qp" "@@" "IBVERBS_1.1" => libibverbs::qp::query }
-absent! { "ibv_query_qp" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14" => libibverbs::qp::query_data_in_order }
-symbol! { "ibv_query_srq" "@@" "IBVERBS_1.1" => libibverbs::srq::query }
-absent! { "ibv_query_srq" "@" "IBVERBS_1.0" => number }
-symbol! { "ibv_rate_to_mbps" "@@" "IBVERBS_1.1" => libibverbs::names::rate_to_mbps }
-symbol! { "ibv_rate_to_mult" "@@" "IBVERBS_1.0" => libibverbs::names::rate_to_mult }
-absent! { "ibv_read_ibdev_sysfs_file" "@@" "IBVERBS_PRIVATE_34" => number }
-symbol! { "ibv_read_sysfs_file" "@@" "IBVERBS_1.0" => libibverbs::device::read_sysfs_file }
-absent! { "ibv_reg_dmabuf_mr" "@@" "IBVERBS_1.12" => null }
-symbol! { "ibv_reg_mr" "@@" "IBVERBS_1.1" => libibverbs::mr::reg }
-absent! { "ibv_reg_mr" "@" "IBVERBS_1.0" => null }
-symbol! { "ibv_reg_mr_iova2" "@@" "IBVERBS_1.8" => libibverbs::mr::reg_iova2 }
-symbol! { "ibv_reg_mr_iova" "@@" "IBVERBS_1.7" => libibverbs::mr::reg_iova }
-symbol! { "ibv_register_driver" "@" "IBVERBS_1.1" => libibverbs::device::register_driver }
-symbol! { "ibv_rereg_mr" "@@" "IBVERBS_1.1" => libibverbs::mr::rereg }
-symbol! { "ibv_resize_cq" "@@" "IBVERBS_1.1" => libibverbs::cq::resize }
-absent! { "ibv_resize_cq" "@" "IBVERBS_1.0" => number }
-absent! { "ibv_resolve_eth_l2_from_gid" "@@" "IBVERBS_1.1" => number }
-symbol! { "ibv_set_ece" "@@" "IBVERBS_1.10" => libibverbs::qp::set_ece }
-symbol! { "ibv_unimport_dm" "@@" "IBVERBS_1.13" => libibverbs::dm::unimport }
-symbol! { "ibv_unimport_mr" "@@" "IBVERBS_1.10" => libibverbs::mr::unimport }
-symbol! { "ibv_unimport_pd" "@@" "IBVERBS_1.10" => libibverbs::pd::unimport }
-symbol! { "ibv_wc_status_str" "@@" "IBVERBS_1.1" => libibverbs::names::wc_status_str }
-symbol! { "mbps_to_ibv_rate" "@@" "IBVERBS_1.1" => libibverbs::names::mbps_to_rate }
-symbol! { "mult_to_ibv_rate" "@@" "IBVERBS_1.0" => libibverbs::names::mult_to_rate }
-absent! { "verbs_allow_disassociate_destroy" "@@" "IBVERBS_PRIVATE_34" => number }
-absent! { "verbs_init_cq" "@@" "IBVERBS_PRIVATE_34" => nothing }
-absent! { "verbs_open_device" "@@" "IBVERBS_PRIVATE_34" => null }
-symbol! { "verbs_register_driver_34" "@@" "IBVERBS_PRIVATE_34" => libibverbs::device::register_driver }
-absent! { "verbs_set_ops" "@@" "IBVERBS_PRIVATE_34" => nothing }
-absent! { "verbs_uninit_context" "@@" "IBVERBS_PRIVATE_34" => nothing }
+functions! {
+    _ibv_query_gid_ex ("context port_num:i gid_index:i entry:G flags:x entry_size:z") Number:
+        "@@" "IBVERBS_1.11" => libibverbs::query::query_gid_ex;
+    _ibv_query_gid_table ("context entries max_entries:z flags:x entry_size:z") Size:
+        "@@" "IBVERBS_1.11" => libibverbs::query::query_gid_table;
+    ibv_ack_async_event ("event:E") Nothing: "@@" "IBVERBS_1.1" => libibverbs::context::ack_async_event, "@" "IBVERBS_1.0";
+    ibv_ack_cq_events ("cq nevents:i") Nothing: "@@" "IBVERBS_1.1" => libibverbs::cq::ack_events, "@" "IBVERBS_1.0";
+    ibv_alloc_pd ("context") Pointer: "@@" "IBVERBS_1.1" => libibverbs::pd::alloc, "@" "IBVERBS_1.0";
+    ibv_attach_mcast ("qp gid:g lid:x") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::attach_mcast, "@" "IBVERBS_1.0";
+    ibv_close_device ("context") Number: "@@" "IBVERBS_1.1" => libibverbs::open::close_device, "@" "IBVERBS_1.0";
+    ibv_copy_ah_attr_from_kern ("dst src") Nothing: "@@" "IBVERBS_1.1";
+    ibv_copy_path_rec_from_kern ("dst src") Nothing: "@@" "IBVERBS_1.0";
+    ibv_copy_path_rec_to_kern ("dst src") Nothing: "@@" "IBVERBS_1.0";
+    ibv_copy_qp_attr_from_kern ("dst src") Nothing: "@@" "IBVERBS_1.0";
+    ibv_create_ah ("pd attr:H") Pointer: "@@" "IBVERBS_1.1" => libibverbs::ah::create, "@" "IBVERBS_1.0";
+    ibv_create_ah_from_wc ("pd wc grh port_num:i") Pointer: "@@" "IBVERBS_1.1" => libibverbs::ah::create_from_wc;
+    ibv_create_comp_channel ("context") Pointer: "@@" "IBVERBS_1.0" => libibverbs::cq::create_channel;
+    ibv_create_cq ("context cqe:i cq_context channel comp_vector:i") Pointer:
+        "@@" "IBVERBS_1.1" => libibverbs::cq::create,
+        "@" "IBVERBS_1.0";
+    ibv_create_qp ("pd qp_init_attr:Q") Qp: "@@" "IBVERBS_1.1" => libibverbs::qp::create, "@" "IBVERBS_1.0";
+    ibv_create_srq ("pd srq_init_attr") Pointer: "@@" "IBVERBS_1.1" => libibverbs::srq::create, "@" "IBVERBS_1.0";
+    ibv_dealloc_pd ("pd") Number: "@@" "IBVERBS_1.1" => libibverbs::pd::dealloc, "@" "IBVERBS_1.0";
+    ibv_dereg_mr ("mr") Number: "@@" "IBVERBS_1.1" => libibverbs::mr::dereg, "@" "IBVERBS_1.0";
+    ibv_destroy_ah ("ah") Number: "@@" "IBVERBS_1.1" => libibverbs::ah::destroy, "@" "IBVERBS_1.0";
+    ibv_destroy_comp_channel ("channel") Number: "@@" "IBVERBS_1.0" => libibverbs::cq::destroy_channel;
+    ibv_destroy_cq ("cq") Number: "@@" "IBVERBS_1.1" => libibverbs::cq::destroy, "@" "IBVERBS_1.0";
+    ibv_destroy_qp ("qp") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::destroy, "@" "IBVERBS_1.0";
+    ibv_destroy_srq ("srq") Number: "@@" "IBVERBS_1.1" => libibverbs::srq::destroy, "@" "IBVERBS_1.0";
+    ibv_detach_mcast ("qp gid:g lid:x") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::detach_mcast, "@" "IBVERBS_1.0";
+    ibv_dofork_range ("base size:z") Number: "@@" "IBVERBS_1.1";
+    ibv_dontfork_range ("base size:z") Number: "@@" "IBVERBS_1.1";
+    ibv_event_type_str ("event:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::event_type_str;
+    ibv_fork_init ("") Number: "@@" "IBVERBS_1.1" => libibverbs::context::fork_init;
+    ibv_free_device_list ("list") Nothing: "@@" "IBVERBS_1.1" => libibverbs::device::free_device_list, "@" "IBVERBS_1.0";
+    ibv_get_async_event ("context event:E") MinusOne:
+        "@@" "IBVERBS_1.1" => libibverbs::context::get_async_event,
+        "@" "IBVERBS_1.0";
+    ibv_get_cq_event ("channel cq:V cq_context") MinusOne: "@@" "IBVERBS_1.1" => libibverbs::cq::get_event, "@" "IBVERBS_1.0";
+    ibv_get_device_guid ("device") Wide: "@@" "IBVERBS_1.1" => libibverbs::device::get_device_guid, "@" "IBVERBS_1.0";
+    ibv_get_device_index ("device") MinusOne: "@@" "IBVERBS_1.9" => libibverbs::device::get_device_index;
+    ibv_get_device_list ("num_devices:I") Pointer: "@@" "IBVERBS_1.1" => libibverbs::device::get_device_list, "@" "IBVERBS_1.0";
+    ibv_get_device_name ("device") Text: "@@" "IBVERBS_1.1" => libibverbs::device::get_device_name, "@" "IBVERBS_1.0";
+    ibv_get_pkey_index ("context port_num:i pkey:x") MinusOne: "@@" "IBVERBS_1.5" => libibverbs::query::get_pkey_index;
+    ibv_get_sysfs_path ("") Text: "@@" "IBVERBS_1.0" => libibverbs::device::get_sysfs_path;
+    ibv_import_device ("cmd_fd:i") Pointer: "@@" "IBVERBS_1.10" => libibverbs::open::import_device;
+    ibv_import_dm ("context dm_handle:i") Pointer: "@@" "IBVERBS_1.13" => libibverbs::dm::import;
+    ibv_import_mr ("pd mr_handle:i") Mr: "@@" "IBVERBS_1.10" => libibverbs::mr::import;
+    ibv_import_pd ("context pd_handle:i") Pointer: "@@" "IBVERBS_1.10" => libibverbs::pd::import;
+    ibv_init_ah_from_wc ("context port_num:i wc grh ah_attr:H") Number: "@@" "IBVERBS_1.1" => libibverbs::ah::init_from_wc;
+    ibv_is_fork_initialized ("") Plain: "@@" "IBVERBS_1.13" => libibverbs::context::is_fork_initialized;
+    ibv_modify_qp ("qp attr:A attr_mask:x") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::modify, "@" "IBVERBS_1.0";
+    ibv_modify_srq ("srq srq_attr srq_attr_mask:x") Number: "@@" "IBVERBS_1.1" => libibverbs::srq::modify, "@" "IBVERBS_1.0";
+    ibv_node_type_str ("node_type:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::node_type_str;
+    ibv_open_device ("device:D") Pointer: "@@" "IBVERBS_1.1" => libibverbs::open::open_device, "@" "IBVERBS_1.0";
+    ibv_port_state_str ("port_state:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::port_state_str;
+    ibv_qp_to_qp_ex ("qp") Pointer: "@@" "IBVERBS_1.6" => libibverbs::qp::to_qp_ex;
+    ibv_query_device ("context device_attr") Number: "@@" "IBVERBS_1.1" => libibverbs::query::query_device, "@" "IBVERBS_1.0";
+    ibv_query_ece ("qp ece") Number: "@@" "IBVERBS_1.10" => libibverbs::qp::query_ece;
+    ibv_query_gid ("context port_num:i index:i gid:G") MinusOne:
+        "@@" "IBVERBS_1.1" => libibverbs::query::query_gid,
+        "@" "IBVERBS_1.0";
+    ibv_query_gid_type ("context port_num:i index:i type:I") MinusOne:
+        "@@" "IBVERBS_PRIVATE_34" => libibverbs::query::query_gid_type;
+    ibv_query_pkey ("context port_num:i index:i pkey") MinusOne:
+        "@@" "IBVERBS_1.1" => libibverbs::query::query_pkey,
+        "@" "IBVERBS_1.0";
+    ibv_query_port ("context port_num:i port_attr:P") Number:
+        "@@" "IBVERBS_1.1" => libibverbs::query::query_port,
+        "@" "IBVERBS_1.0";
+    ibv_query_qp ("qp attr attr_mask:x init_attr") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::query, "@" "IBVERBS_1.0";
+    ibv_query_qp_data_in_order ("qp op:i flags:x") Plain: "@@" "IBVERBS_1.14" => libibverbs::qp::query_data_in_order;
+    ibv_query_srq ("srq srq_attr") Number: "@@" "IBVERBS_1.1" => libibverbs::srq::query, "@" "IBVERBS_1.0";
+    ibv_rate_to_mbps ("rate:i") Plain: "@@" "IBVERBS_1.1" => libibverbs::names::rate_to_mbps;
+    ibv_rate_to_mult ("rate:i") Plain: "@@" "IBVERBS_1.0" => libibverbs::names::rate_to_mult;
+    ibv_read_sysfs_file ("dir:s file:s buf size:z") MinusOne: "@@" "IBVERBS_1.0" => libibverbs::device::read_sysfs_file;
+    ibv_reg_dmabuf_mr ("pd offset:w length:z iova:w fd:i access:x") Mr: "@@" "IBVERBS_1.12";
+    ibv_reg_mr ("pd addr length:z access:x") Mr: "@@" "IBVERBS_1.1" => libibverbs::mr::reg, "@" "IBVERBS_1.0";
+    ibv_reg_mr_iova2 ("pd addr length:z iova:w access:x") Mr: "@@" "IBVERBS_1.8" => libibverbs::mr::reg_iova2;
+    ibv_reg_mr_iova ("pd addr length:z iova:w access:x") Mr: "@@" "IBVERBS_1.7" => libibverbs::mr::reg_iova;
+    ibv_register_driver ("name init_func") Nothing: "@" "IBVERBS_1.1" => libibverbs::device::register_driver;
+    ibv_rereg_mr ("mr flags:x pd addr length:z access:x") Number: "@@" "IBVERBS_1.1" => libibverbs::mr::rereg;
+    ibv_resize_cq ("cq cqe:i") Number: "@@" "IBVERBS_1.1" => libibverbs::cq::resize, "@" "IBVERBS_1.0";
+    ibv_resolve_eth_l2_from_gid ("context attr eth_mac vid") Number: "@@" "IBVERBS_1.1";
+    ibv_set_ece ("qp ece") Number: "@@" "IBVERBS_1.10" => libibverbs::qp::set_ece;
+    ibv_unimport_dm ("dm") Nothing: "@@" "IBVERBS_1.13" => libibverbs::dm::unimport;
+    ibv_unimport_mr ("mr") Nothing: "@@" "IBVERBS_1.10" => libibverbs::mr::unimport;
+    ibv_unimport_pd ("pd") Nothing: "@@" "IBVERBS_1.10" => libibverbs::pd::unimport;
+    ibv_wc_status_str ("status:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::wc_status_str;
+    mbps_to_ibv_rate ("mbps:i") Plain: "@@" "IBVERBS_1.1" => libibverbs::names::mbps_to_rate;
+    mult_to_ibv_rate ("mult:i") Plain: "@@" "IBVERBS_1.0" => libibverbs::names::mult_to_rate;
+    verbs_register_driver_34 ("ops") Nothing: "@@" "IBVERBS_PRIVATE_34" => libibverbs::device::register_driver;
+}
+
+// Of libibverbs.so.1, for rdma-core's libraries of kernel devices, which no program calls.
+private_functions! {
+    Number: execute_ioctl, ibv_cmd_advise_mr, ibv_cmd_alloc_dm, ibv_cmd_alloc_mw, ibv_cmd_alloc_pd, ibv_cmd_attach_mcast,
+        ibv_cmd_close_xrcd, ibv_cmd_create_ah, ibv_cmd_create_counters, ibv_cmd_create_cq, ibv_cmd_create_cq_ex,
+        ibv_cmd_create_cq_ex2, ibv_cmd_create_flow, ibv_cmd_create_flow_action_esp, ibv_cmd_create_qp, ibv_cmd_create_qp_ex2,
+        ibv_cmd_create_qp_ex, ibv_cmd_create_rwq_ind_table, ibv_cmd_create_srq, ibv_cmd_create_srq_ex, ibv_cmd_create_wq,
+        ibv_cmd_dealloc_mw, ibv_cmd_dealloc_pd, ibv_cmd_dereg_mr, ibv_cmd_destroy_ah, ibv_cmd_destroy_counters,
+        ibv_cmd_destroy_cq, ibv_cmd_destroy_flow, ibv_cmd_destroy_flow_action, ibv_cmd_destroy_qp, ibv_cmd_destroy_rwq_ind_table,
+        ibv_cmd_destroy_srq, ibv_cmd_destroy_wq, ibv_cmd_detach_mcast, ibv_cmd_free_dm, ibv_cmd_get_context, ibv_cmd_modify_cq,
+        ibv_cmd_modify_flow_action_esp, ibv_cmd_modify_qp, ibv_cmd_modify_qp_ex, ibv_cmd_modify_srq, ibv_cmd_modify_wq,
+        ibv_cmd_open_qp, ibv_cmd_open_xrcd, ibv_cmd_poll_cq, ibv_cmd_post_recv, ibv_cmd_post_send, ibv_cmd_post_srq_recv,
+        ibv_cmd_query_context, ibv_cmd_query_device_any, ibv_cmd_query_mr, ibv_cmd_query_port, ibv_cmd_query_qp,
+        ibv_cmd_query_srq, ibv_cmd_read_counters, ibv_cmd_reg_dm_mr, ibv_cmd_reg_dmabuf_mr, ibv_cmd_reg_mr, ibv_cmd_req_notify_cq,
+        ibv_cmd_rereg_mr, ibv_cmd_resize_cq, ibv_read_ibdev_sysfs_file, verbs_allow_disassociate_destroy;
+    Pointer: _verbs_init_and_alloc_context, verbs_open_device;
+    Nothing: __ioctl_final_num_attrs, __verbs_log, verbs_init_cq, verbs_set_ops, verbs_uninit_context;
+}
+
 // librdmacm.so.1
-symbol! { "raccept" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::accept }
-symbol! { "rbind" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::bind }
-symbol! { "rclose" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::close }
-symbol! { "rconnect" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::connect }
-symbol! { "rdma_accept" "@@" "RDMACM_1.0" => librdmacm::connect::accept }
-symbol! { "rdma_ack_cm_event" "@@" "RDMACM_1.0" => librdmacm::channel::ack_event }
-symbol! { "rdma_bind_addr" "@@" "RDMACM_1.0" => librdmacm::bind::bind_addr }
-symbol! { "rdma_connect" "@@" "RDMACM_1.0" => librdmacm::connect::connect }
-symbol! { "rdma_create_ep" "@@" "RDMACM_1.0" => librdmacm::endpoint::create }
-symbol! { "rdma_create_event_channel" "@@" "RDMACM_1.0" => librdmacm::channel::create }
-symbol! { "rdma_create_id" "@@" "RDMACM_1.0" => librdmacm::id::create }
-symbol! { "rdma_create_qp" "@@" "RDMACM_1.0" => librdmacm::qp::create }
-symbol! { "rdma_create_qp_ex" "@@" "RDMACM_1.0" => librdmacm::qp::create_ex }
-symbol! { "rdma_create_srq" "@@" "RDMACM_1.0" => librdmacm::qp::create_srq }
-symbol! { "rdma_create_srq_ex" "@@" "RDMACM_1.0" => librdmacm::qp::create_srq_ex }
-symbol! { "rdma_destroy_ep" "@@" "RDMACM_1.0" => librdmacm::endpoint::destroy }
-symbol! { "rdma_destroy_event_channel" "@@" "RDMACM_1.0" => librdmacm::channel::destroy }
-symbol! { "rdma_destroy_id" "@@" "RDMACM_1.0" => librdmacm::id::destroy }
-symbol! { "rdma_destroy_qp" "@@" "RDMACM_1.0" => librdmacm::qp::destroy }
-symbol! { "rdma_destroy_srq" "@@" "RDMACM_1.0" => librdmacm::qp::destroy_srq }
-symbol! { "rdma_disconnect" "@@" "RDMACM_1.0" => librdmacm::connect::disconnect }
-symbol! { "rdma_establish" "@@" "RDMACM_1.2" => librdmacm::connect::establish }
-symbol! { "rdma_event_str" "@@" "RDMACM_1.0" => librdmacm::names::event_str }
-symbol! { "rdma_free_devices" "@@" "RDMACM_1.0" => librdmacm::device::free_devices }
-symbol! { "rdma_freeaddrinfo" "@@" "RDMACM_1.0" => librdmacm::info::free }
-symbol! { "rdma_get_cm_event" "@@" "RDMACM_1.0" => librdmacm::events::get_event }
-symbol! { "rdma_get_devices" "@@" "RDMACM_1.0" => librdmacm::device::get_devices }
-symbol! { "rdma_get_dst_port" "@@" "RDMACM_1.0" => librdmacm::id::get_dst_port }
-symbol! { "rdma_get_remote_ece" "@@" "RDMACM_1.3" => librdmacm::options::get_remote_ece }
-symbol! { "rdma_get_request" "@@" "RDMACM_1.0" => librdmacm::endpoint::get_request }
-symbol! { "rdma_get_src_port" "@@" "RDMACM_1.0" => librdmacm::id::get_src_port }
-symbol! { "rdma_getaddrinfo" "@@" "RDMACM_1.0" => librdmacm::info::get }
-symbol! { "rdma_init_qp_attr" "@@" "RDMACM_1.2" => librdmacm::connect::init_qp_attr }
-symbol! { "rdma_join_multicast" "@@" "RDMACM_1.0" => librdmacm::multicast::join }
-symbol! { "rdma_join_multicast_ex" "@@" "RDMACM_1.1" => librdmacm::multicast::join_ex }
-symbol! { "rdma_leave_multicast" "@@" "RDMACM_1.0" => librdmacm::multicast::leave }
-symbol! { "rdma_listen" "@@" "RDMACM_1.0" => librdmacm::bind::listen }
-symbol! { "rdma_migrate_id" "@@" "RDMACM_1.0" => librdmacm::id::migrate }
-symbol! { "rdma_notify" "@@" "RDMACM_1.0" => librdmacm::options::notify }
-symbol! { "rdma_reject" "@@" "RDMACM_1.0" => librdmacm::connect::reject }
-symbol! { "rdma_reject_ece" "@@" "RDMACM_1.3" => librdmacm::connect::reject }
-symbol! { "rdma_resolve_addr" "@@" "RDMACM_1.0" => librdmacm::resolve::resolve_addr }
-symbol! { "rdma_resolve_route" "@@" "RDMACM_1.0" => librdmacm::resolve::resolve_route }
-symbol! { "rdma_set_local_ece" "@@" "RDMACM_1.3" => librdmacm::options::set_local_ece }
-symbol! { "rdma_set_option" "@@" "RDMACM_1.0" => librdmacm::options::set }
-symbol! { "rfcntl" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::fcntl }
-symbol! { "rgetpeername" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getpeername }
-symbol! { "rgetsockname" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getsockname }
-symbol! { "rgetsockopt" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getsockopt }
-symbol! { "riomap" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::iomap }
-symbol! { "riounmap" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::iounmap }
-symbol! { "riowrite" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::iowrite }
-symbol! { "rlisten" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::listen }
-symbol! { "rpoll" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::poll }
-symbol! { "rread" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::read }
-symbol! { "rreadv" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::readv }
-symbol! { "rrecv" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::recv }
-symbol! { "rrecvfrom" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::recvfrom }
-symbol! { "rrecvmsg" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::recvmsg }
-symbol! { "rselect" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::select }
-symbol! { "rsend" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::send }
-symbol! { "rsendmsg" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::sendmsg }
-symbol! { "rsendto" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::sendto }
-symbol! { "rsetsockopt" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::setsockopt }
-symbol! { "rshutdown" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::shutdown }
-symbol! { "rsocket" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::socket }
-symbol! { "rwrite" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::write }
-symbol! { "rwritev" "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::writev }
+functions! {
+    raccept ("socket:i addr addrlen") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::accept;
+    rbind ("socket:i addr:N addrlen:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::bind;
+    rclose ("socket:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::close;
+    rconnect ("socket:i addr:N addrlen:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::connect;
+    rdma_accept ("id conn_param") MinusOne: "@@" "RDMACM_1.0" => librdmacm::connect::accept;
+    rdma_ack_cm_event ("event") MinusOne: "@@" "RDMACM_1.0" => librdmacm::channel::ack_event;
+    rdma_bind_addr ("id addr:N") MinusOne: "@@" "RDMACM_1.0" => librdmacm::bind::bind_addr;
+    rdma_connect ("id conn_param") MinusOne: "@@" "RDMACM_1.0" => librdmacm::connect::connect;
+    rdma_create_ep ("id:V res pd qp_init_attr") MinusOne: "@@" "RDMACM_1.0" => librdmacm::endpoint::create;
+    rdma_create_event_channel ("") Pointer: "@@" "RDMACM_1.0" => librdmacm::channel::create;
+    rdma_create_id ("channel id:V context ps:x") MinusOne: "@@" "RDMACM_1.0" => librdmacm::id::create;
+    rdma_create_qp ("id pd qp_init_attr:Q") MinusOne: "@@" "RDMACM_1.0" => librdmacm::qp::create;
+    rdma_create_qp_ex ("id qp_init_attr:Q") MinusOne: "@@" "RDMACM_1.0" => librdmacm::qp::create_ex;
+    rdma_create_srq ("id pd attr") MinusOne: "@@" "RDMACM_1.0" => librdmacm::qp::create_srq;
+    rdma_create_srq_ex ("id attr") MinusOne: "@@" "RDMACM_1.0" => librdmacm::qp::create_srq_ex;
+    rdma_destroy_ep ("id") Nothing: "@@" "RDMACM_1.0" => librdmacm::endpoint::destroy;
+    rdma_destroy_event_channel ("channel") Nothing: "@@" "RDMACM_1.0" => librdmacm::channel::destroy;
+    rdma_destroy_id ("id") MinusOne: "@@" "RDMACM_1.0" => librdmacm::id::destroy;
+    rdma_destroy_qp ("id") Nothing: "@@" "RDMACM_1.0" => librdmacm::qp::destroy;
+    rdma_destroy_srq ("id") Nothing: "@@" "RDMACM_1.0" => librdmacm::qp::destroy_srq;
+    rdma_disconnect ("id") MinusOne: "@@" "RDMACM_1.0" => librdmacm::connect::disconnect;
+    rdma_establish ("id") MinusOne: "@@" "RDMACM_1.2" => librdmacm::connect::establish;
+    rdma_event_str ("event:i") Text: "@@" "RDMACM_1.0" => librdmacm::names::event_str;
+    rdma_free_devices ("list") Nothing: "@@" "RDMACM_1.0" => librdmacm::device::free_devices;
+    rdma_freeaddrinfo ("res") Nothing: "@@" "RDMACM_1.0" => librdmacm::info::free;
+    rdma_get_cm_event ("channel event:M") MinusOne: "@@" "RDMACM_1.0" => librdmacm::events::get_event;
+    rdma_get_devices ("num_devices:I") Pointer: "@@" "RDMACM_1.0" => librdmacm::device::get_devices;
+    rdma_get_dst_port ("id") Plain: "@@" "RDMACM_1.0" => librdmacm::id::get_dst_port;
+    rdma_get_remote_ece ("id ece") MinusOne: "@@" "RDMACM_1.3" => librdmacm::options::get_remote_ece;
+    rdma_get_request ("listen id:V") MinusOne: "@@" "RDMACM_1.0" => librdmacm::endpoint::get_request;
+    rdma_get_src_port ("id") Plain: "@@" "RDMACM_1.0" => librdmacm::id::get_src_port;
+    rdma_getaddrinfo ("node:s service:s hints res:V") MinusOne: "@@" "RDMACM_1.0" => librdmacm::info::get;
+    rdma_init_qp_attr ("id qp_attr qp_attr_mask") MinusOne: "@@" "RDMACM_1.2" => librdmacm::connect::init_qp_attr;
+    rdma_join_multicast ("id addr:N context") MinusOne: "@@" "RDMACM_1.0" => librdmacm::multicast::join;
+    rdma_join_multicast_ex ("id mc_join_attr context") MinusOne: "@@" "RDMACM_1.1" => librdmacm::multicast::join_ex;
+    rdma_leave_multicast ("id addr:N") MinusOne: "@@" "RDMACM_1.0" => librdmacm::multicast::leave;
+    rdma_listen ("id backlog:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::bind::listen;
+    rdma_migrate_id ("id channel") MinusOne: "@@" "RDMACM_1.0" => librdmacm::id::migrate;
+    rdma_notify ("id event:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::options::notify;
+    rdma_reject ("id private_data private_data_len:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::connect::reject;
+    rdma_reject_ece ("id private_data private_data_len:i") MinusOne: "@@" "RDMACM_1.3" => librdmacm::connect::reject;
+    rdma_resolve_addr ("id src_addr:N dst_addr:N timeout_ms:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::resolve::resolve_addr;
+    rdma_resolve_route ("id timeout_ms:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::resolve::resolve_route;
+    rdma_set_local_ece ("id ece") MinusOne: "@@" "RDMACM_1.3" => librdmacm::options::set_local_ece;
+    rdma_set_option ("id level:i optname:i optval optlen:z") MinusOne: "@@" "RDMACM_1.0" => librdmacm::options::set;
+    rfcntl ("socket:i cmd:i arg:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::fcntl;
+    rgetpeername ("socket:i addr addrlen") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getpeername;
+    rgetsockname ("socket:i addr addrlen") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getsockname;
+    rgetsockopt ("socket:i level:i optname:i optval optlen") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getsockopt;
+    riomap ("socket:i buf len:z prot:x flags:x offset:i") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::iomap;
+    riounmap ("socket:i buf len:z") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::iounmap;
+    riowrite ("socket:i buf count:z offset:w flags:x") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::iowrite;
+    rlisten ("socket:i backlog:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::listen;
+    rpoll ("fds nfds:z timeout:i") Ready: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::poll;
+    rread ("socket:i buf count:z") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::read;
+    rreadv ("socket:i iov iovcnt:i") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::readv;
+    rrecv ("socket:i buf len:z flags:x") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::recv;
+    rrecvfrom ("socket:i buf len:z flags:x src_addr addrlen") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::recvfrom;
+    rrecvmsg ("socket:i msg flags:x") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::recvmsg;
+    rselect ("nfds:i readfds writefds exceptfds timeout") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::select;
+    rsend ("socket:i buf len:z flags:x") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::send;
+    rsendmsg ("socket:i msg flags:x") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::sendmsg;
+    rsendto ("socket:i buf len:z flags:x dest_addr:N addrlen:i") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::sendto;
+    rsetsockopt ("socket:i level:i optname:i optval optlen:i") MinusOne:
+        "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::setsockopt;
+    rshutdown ("socket:i how:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::shutdown;
+    rsocket ("domain:i type:i protocol:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::socket;
+    rwrite ("socket:i buf count:z") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::write;
+    rwritev ("socket:i iov iovcnt:i") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::writev;
+}

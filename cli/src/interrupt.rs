@@ -6,12 +6,13 @@
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::thread::{self, Builder};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::signal::{SigSet, Signal};
+use polyverbs::provider::Mutex;
 
 use crate::capture_file;
 use crate::output::complain;
@@ -68,16 +69,12 @@ pub(crate) fn watch() -> anyhow::Result<()> {
 
 /// Sets how the current command ends if it is interrupted, and the text that is reported then.
 pub(crate) fn says(ending: Ending, done: impl Fn() -> String + Send + 'static) {
-    *command() = Some((ending, Box::new(done)));
-}
-
-fn command() -> MutexGuard<'static, Option<(Ending, Done)>> {
-    COMMAND.lock().unwrap_or_else(PoisonError::into_inner)
+    *COMMAND.lock() = Some((ending, Box::new(done)));
 }
 
 fn end() {
     INTERRUPTED.store(true, Ordering::SeqCst);
-    let ending = command().as_ref().map(|(ending, _)| *ending);
+    let ending = COMMAND.lock().as_ref().map(|(ending, _)| *ending);
     if ending == Some(Ending::ByItself) {
         thread::sleep(PATIENCE);
     }
@@ -98,7 +95,7 @@ pub(crate) fn report() -> i32 {
         }
     }
     capture_file::flush();
-    let done = command().as_ref().map(|(_, done)| done());
+    let done = COMMAND.lock().as_ref().map(|(_, done)| done());
     match done {
         Some(done) => complain(&format!("interrupted: {done}")),
         None => complain("interrupted"),

@@ -1,8 +1,9 @@
 //! The backlog of a listener: requests that the program has not taken yet.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
+use verbs_api::provider::Mutex;
 use verbs_api::{
     Context, Started, VerbError,
     provider::{Completer, Outcome},
@@ -59,7 +60,7 @@ impl<T: QueuedRequest> Backlog<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a request, or refuses it if the backlog is full.

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use verbs_api::objects::DeviceId;
-use verbs_api::provider::PerProcess;
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits,
     Question, Refusal, Sink, Token,
 };
+use verbs_api::provider::{Mutex, PerProcess};
 use verbs_api::qp::Half;
 
 use crate::notice::Notice;
@@ -68,8 +68,7 @@ impl InProcess {
 
     /// Returns the network of a device that reaches only itself, which all contexts of the device share.
     pub(crate) fn of(device: DeviceId) -> Arc<Self> {
-        let known = NETWORKS.lock();
-        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        let mut known = NETWORKS.lock();
         known.retain(|(device, network)| !device.is_gone() && network.strong_count() > 0);
         let found = known.iter().find(|(of, _)| *of == device);
         if let Some(network) = found.and_then(|(_, network)| network.upgrade()) {
@@ -110,7 +109,7 @@ impl InProcess {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn post(&self, message: Message) {

@@ -46,7 +46,7 @@ pub(crate) fn listen_as_member(
 pub(crate) async fn accept_all(node: Weak<Node>) {
     loop {
         let next = match node.upgrade() {
-            Some(node) => node.listener().as_ref().map(Listener::next),
+            Some(node) => node.listener.lock().as_ref().map(Listener::next),
             None => None,
         };
         let Some(next) = next else { return };

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
@@ -18,7 +18,7 @@ use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
 use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, Presence, device_at};
 use polyverbs::ids::Qpn;
-use polyverbs::provider::{MadeOnce, PerProcess, start_thread};
+use polyverbs::provider::{MadeOnce, Mutex, PerProcess, start_thread};
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, VerbError, registry,
@@ -92,7 +92,7 @@ pub(crate) struct Node {
     pub(crate) pool: Arc<Pool>,
     state: Mutex<State>,
     sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
-    listener: Mutex<Option<Listener>>,
+    pub(crate) listener: Mutex<Option<Listener>>,
     /// `Some` while this process is the leader of the address, which peers connect to; the inner value is `None` if the
     /// leader's name could not be taken.
     presence: Mutex<Option<Option<Presence>>>,
@@ -172,11 +172,6 @@ struct Nodes {
 /// not exist there.
 static NODES: PerProcess<Mutex<Nodes>> = PerProcess::new(Mutex::default);
 
-fn nodes() -> MutexGuard<'static, Nodes> {
-    let nodes = NODES.lock();
-    nodes.unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The number of [`Sleeping`] values: threads of the program that sleep or are about to.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 
@@ -223,10 +218,8 @@ fn reclaim_polling() {
     let Some(nodes) = NODES.made() else {
         return;
     };
-    let nodes = match nodes.try_lock() {
-        Ok(nodes) => nodes,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return,
+    let Some(nodes) = nodes.try_lock() else {
+        return;
     };
     for (node, _) in &nodes.all {
         if node.is_left_to_polls.load(Ordering::SeqCst) {
@@ -242,7 +235,7 @@ impl Node {
         at: SocketAddr,
         device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<Arc<Self>, RdsError> {
-        let mut nodes = nodes();
+        let mut nodes = NODES.lock();
         if let Some((node, sockets)) = nodes.all.iter_mut().find(|(node, _)| node.at == at.ip()) {
             *sockets += 1;
             return Ok(Arc::clone(node));
@@ -255,7 +248,7 @@ impl Node {
 
     /// Gives up the node for one socket. With its last socket, a node ends its connections and is closed when this returns.
     pub(crate) fn release(self: &Arc<Self>) {
-        let mut nodes = nodes();
+        let mut nodes = NODES.lock();
         let Some(place) = nodes
             .all
             .iter()
@@ -272,19 +265,9 @@ impl Node {
     }
 
     fn close(self: &Arc<Self>) {
-        drop(self.listener().take());
-        drop(
-            self.presence
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
-        drop(
-            self.followed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        drop(self.listener.lock().take());
+        drop(self.presence.lock().take());
+        drop(self.followed.lock().take());
         // Peers keep each message until it is acknowledged, so everything that arrived is acknowledged before the end.
         self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
@@ -368,7 +351,7 @@ impl Node {
             let listener = listener.map_err(|error| RdsError::no_device(at, error))?;
             let role = Role::Member(listener.address().port());
             node.with(|state| state.host.set_role(role));
-            *node.listener() = Some(listener);
+            *node.listener.lock() = Some(listener);
             node.spawn(connect::accept_all(Arc::downgrade(&node)));
         }
         Ok(node)
@@ -377,8 +360,7 @@ impl Node {
     /// Makes this process the leader of the address, which peers connect to, unless another process is. Returns whether
     /// this process is the leader now.
     pub(crate) fn lead(self: &Arc<Self>) -> bool {
-        let presence = self.presence.lock();
-        let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
+        let mut presence = self.presence.lock();
         if presence.is_some() {
             return true;
         }
@@ -389,7 +371,7 @@ impl Node {
         let incarnation = self.lock().host.incarnation();
         *presence = Some(ports::present(self.at, incarnation));
         self.lock().host.set_role(Role::Leader);
-        *self.listener() = Some(listener);
+        *self.listener.lock() = Some(listener);
         drop(presence);
         // Actions of the protocol call callbacks of programs, which may close the node, so they run without the lock of
         // `presence`.
@@ -402,8 +384,7 @@ impl Node {
     /// the protocol. No effect if a thread waits for this leader already.
     pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
         let leader = told.member;
-        let followed = self.followed.lock();
-        let mut followed = followed.unwrap_or_else(PoisonError::into_inner);
+        let mut followed = self.followed.lock();
         if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
             return;
         }
@@ -456,25 +437,17 @@ impl Node {
         }
     }
 
-    pub(crate) fn listener(&self) -> MutexGuard<'_, Option<Listener>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Wakes the waiters of this socket from now on whenever the protocol reports a change of it.
     pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
-        self.sockets().insert(socket, Arc::clone(shared));
+        self.sockets.lock().insert(socket, Arc::clone(shared));
     }
 
     pub(crate) fn detach(&self, socket: SocketId) {
-        self.sockets().remove(&socket);
-    }
-
-    fn sockets(&self) -> MutexGuard<'_, FxHashMap<SocketId, Arc<Shared>>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sockets.lock().remove(&socket);
     }
 
     /// Runs `work` under the lock, posts the requests that the protocol wants to send, and runs the actions that it asks
@@ -535,7 +508,7 @@ impl Node {
             if let Action::Wake(socket) = action {
                 has_told = true;
                 // If the socket has no waiter, no thread has to be woken and the lock need not be released.
-                let sockets = self.sockets();
+                let sockets = self.sockets.lock();
                 let is_watched = sockets
                     .get(&socket)
                     .is_some_and(|shared| shared.watch.is_watched());
@@ -563,7 +536,7 @@ impl Node {
         let this = Arc::downgrade(self);
         match action {
             Action::Wake(socket) => {
-                let shared = self.sockets().get(&socket).cloned();
+                let shared = self.sockets.lock().get(&socket).cloned();
                 if let Some(shared) = shared {
                     shared.watch.wake();
                 }
@@ -599,7 +572,7 @@ impl Node {
                 }
             }
             Action::Used { socket, rkey } => {
-                let shared = self.sockets().get(&socket).cloned();
+                let shared = self.sockets.lock().get(&socket).cloned();
                 if let Some(shared) = shared {
                     shared.keys.used(rkey);
                 }

@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
+use polyverbs::provider::Mutex;
 use polyverbs::{Access, Memory, Mr, Pd, Sge, VerbError};
 use polyverbs_wire::rds::{FRAGMENT, HEADER};
 
@@ -99,7 +100,7 @@ impl Pool {
             SHORT => &self.short,
             _ => &self.free,
         };
-        free.lock().unwrap_or_else(PoisonError::into_inner)
+        free.lock()
     }
 }
 

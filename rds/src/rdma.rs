@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use bitflags::bitflags;
 use masked_atomics::{MaskedAtomics, MaskedCompareSwap, MaskedFetchAdd};
 use polyverbs::capability::AtomicScope;
 use polyverbs::ids::RKey;
 use polyverbs::portable::read_sink_access;
+use polyverbs::provider::Mutex;
 use polyverbs::{
     Access, Context, Mr, MrOptions, Pd, PostError, Qp, RemoteAddress, Sge, Transport, wr,
 };
@@ -166,7 +167,7 @@ struct Key {
 
 impl Keys {
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Key>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Registers memory for access by peers and returns its cookie.

@@ -5,11 +5,12 @@ use std::hint;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use polyverbs::Device;
+use polyverbs::provider::Mutex;
 use polyverbs_wire::rds::{FRAGMENT, MAX_MESSAGE};
 
 use crate::error::{DeviceError, RdsError};
@@ -191,7 +192,7 @@ impl RdsSocket {
     /// The address is not a unicast address, no device is at it, the port is in use or reserved, or the socket is bound
     /// already.
     pub fn bind_to(&self, at: SocketAddr) -> Result<(), RdsError> {
-        let transport = self.before().transport;
+        let transport = self.inner.before.lock().transport;
         self.bind_over(at, || device_of(at.ip(), transport))
     }
 
@@ -212,7 +213,7 @@ impl RdsSocket {
         device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<(), RdsError> {
         check_unicast(at)?;
-        let before = self.before();
+        let before = self.inner.before.lock();
         if let Some(bound) = self.inner.bound.get() {
             return Err(RdsError::Bound(bound.at));
         }
@@ -249,11 +250,6 @@ impl RdsSocket {
         Ok(())
     }
 
-    fn before(&self) -> MutexGuard<'_, Before> {
-        let before = self.inner.before.lock();
-        before.unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn bound(&self) -> Result<&Bound, RdsError> {
         let bound = self.inner.bound.get();
         bound.ok_or(RdsError::NotConnected("the socket has no address"))
@@ -268,7 +264,7 @@ impl RdsSocket {
             return Err(RdsError::Destination(to));
         }
         check_unicast(to)?;
-        self.before().peer = Some(to);
+        self.inner.before.lock().peer = Some(to);
         Ok(())
     }
 
@@ -279,7 +275,7 @@ impl RdsSocket {
 
     /// The default destination that [`connect`](Self::connect) has set; `None` if there is none.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.before().peer
+        self.inner.before.lock().peer
     }
 
     /// The transport of the socket's messages: that of the device at its address or, before the bind, the chosen one.
@@ -287,7 +283,7 @@ impl RdsSocket {
     pub fn transport(&self) -> Option<RdsTransport> {
         let bound = self.inner.bound.get();
         let has = bound.map(|bound| RdsTransport::of(bound.node.transport()));
-        has.or_else(|| self.before().transport)
+        has.or_else(|| self.inner.before.lock().transport)
     }
 
     /// Chooses the transport of the socket's messages before the socket is bound. If no device is at the address of the
@@ -302,18 +298,18 @@ impl RdsSocket {
         if transport == RdsTransport::Tcp {
             return Err(RdsError::NoTransport);
         }
-        self.before().transport = Some(transport);
+        self.inner.before.lock().transport = Some(transport);
         Ok(())
     }
 
     /// The current options of the socket.
     pub fn options(&self) -> SocketOptions {
-        self.before().options
+        self.inner.before.lock().options
     }
 
     /// Changes the options of the socket with this function.
     pub fn set_options(&self, change: impl FnOnce(&mut SocketOptions)) {
-        let mut before = self.before();
+        let mut before = self.inner.before.lock();
         change(&mut before.options);
         let options = before.options;
         if let Some(bound) = self.inner.bound.get() {
@@ -328,17 +324,17 @@ impl RdsSocket {
     /// Sets whether calls that would have to wait return [`WouldBlock`](RdsError::WouldBlock) or
     /// [`Congested`](RdsError::Congested) instead of blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.before().nonblocking = nonblocking;
+        self.inner.before.lock().nonblocking = nonblocking;
     }
 
     /// Sets how long a receive call may block; `None`, the default, is without limit.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) {
-        self.before().read_timeout = timeout;
+        self.inner.before.lock().read_timeout = timeout;
     }
 
     /// Sets how long a send call may block; `None`, the default, is without limit.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) {
-        self.before().write_timeout = timeout;
+        self.inner.before.lock().write_timeout = timeout;
     }
 
     /// Sends a message and returns its length in bytes. Blocks while the send buffer is full or the destination is
@@ -347,7 +343,7 @@ impl RdsSocket {
     /// # Errors
     /// Those of [`send_msg`](Self::send_msg).
     pub fn send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
-        let before = self.before();
+        let before = self.inner.before.lock();
         let wait = before.wait(before.write_timeout);
         drop(before);
         let message = Outgoing {
@@ -493,7 +489,7 @@ impl RdsSocket {
         if let Some(to) = message.to {
             check_unicast(to)?;
         }
-        let before = self.before();
+        let before = self.inner.before.lock();
         let to = message.to.or(before.peer);
         let bound = self.bound()?;
         let to = to.ok_or(RdsError::NotConnected("the message has no destination"))?;
@@ -514,7 +510,7 @@ impl RdsSocket {
     /// # Errors
     /// Those of [`recv_msg`](Self::recv_msg).
     pub fn recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
-        let before = self.before();
+        let before = self.inner.before.lock();
         let wait = before.wait(before.read_timeout);
         drop(before);
         self.recv_msg(&mut [IoSliceMut::new(room)], wait, false)

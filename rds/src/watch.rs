@@ -4,10 +4,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::Instant;
 
+use polyverbs::provider::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
@@ -35,7 +36,7 @@ pub(crate) struct Waiter<'w>(&'w Watch);
 
 impl Watch {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether the socket has a waiter of any kind.
@@ -138,13 +139,11 @@ impl Waiter<'_> {
         let mut is_over = false;
         while state.generation == generation && !is_over {
             let Some(deadline) = deadline else {
-                let waited = self.0.changed.wait(state);
-                state = waited.unwrap_or_else(PoisonError::into_inner);
+                state = self.0.changed.wait(state);
                 continue;
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            let waited = self.0.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.0.changed.wait_timeout(state, left);
             is_over = left.is_zero();
         }
         state.threads -= 1;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::error::{ArgumentReason, VerbError};
 use crate::lifecycle::{
     Ack, AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
 };
+use crate::lock::Mutex;
 use crate::notifier::Notifier;
 use crate::object_id::{ObjectId, ObjectKind};
 
@@ -68,7 +69,7 @@ impl ChannelQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Weak<CqObject>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

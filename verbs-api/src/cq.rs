@@ -6,7 +6,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::error::{ArgumentReason, VerbError};
 use crate::lifecycle::{
     AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
 };
+use crate::lock::Mutex;
 use crate::notifier::Notifier;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::wc::{Completion, Notify};
@@ -92,10 +93,7 @@ struct CqSink {
 
 impl CqSink {
     fn handler(&self) -> Option<CompletionHandler> {
-        self.handler
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.handler.lock().clone()
     }
 
     // Notifies the program: once for each time that it armed the queue.
@@ -436,13 +434,7 @@ impl Cq {
     /// ```
     pub fn on_completion(&self, handler: impl Fn(&Self) + Send + Sync + 'static) {
         let handler: CompletionHandler = Arc::new(handler);
-        let mut slot = self
-            .object
-            .extra
-            .sink
-            .handler
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.object.extra.sink.handler.lock();
         let before = slot.replace(handler);
         drop(slot);
         drop(before);

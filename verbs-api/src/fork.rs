@@ -17,10 +17,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nix::libc;
+use crate::lock::Mutex;
 
 /// A value that each process makes for itself when it first needs it; a forked child makes a new one.
 ///
@@ -201,13 +201,13 @@ impl<T: Send + 'static> ForkLock<T> {
         if !self.is_listed.load(Ordering::Acquire) {
             self.list();
         }
-        locked(&self.value)
+        self.value.lock()
     }
 
     #[cold]
     fn list(&'static self) {
         watch();
-        let mut all = locked(&ALL);
+        let mut all = ALL.lock();
         if !self.is_listed.swap(true, Ordering::AcqRel) {
             all.push(self);
         }
@@ -234,7 +234,7 @@ struct Held<T: 'static>(MutexGuard<'static, T>, fn(&mut T));
 
 impl<T: Send + 'static> HeldOverForks for ForkLock<T> {
     fn hold(&'static self) -> Box<dyn Hold> {
-        Box::new(Held(locked(&self.value), self.in_child))
+        Box::new(Held(self.value.lock(), self.in_child))
     }
 }
 
@@ -277,7 +277,7 @@ extern "C" fn before() {
     // A thread that is ending has no place for the locks, and forks without them.
     let _ = FORK.try_with(|fork| {
         fork.borrow_mut().get_or_insert_with(|| {
-            let all = locked(&ALL);
+            let all = ALL.lock();
             Fork {
                 locks: all.iter().map(|lock| lock.hold()).collect(),
                 _all: all,
@@ -305,10 +305,6 @@ fn end() -> Option<Fork> {
     FORK.try_with(RefCell::take).ok().flatten()
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
@@ -327,24 +323,24 @@ mod tests {
     #[test]
     fn a_child_makes_its_own_value_while_its_parents_is_locked() {
         static VALUE: PerProcess<Mutex<u32>> = PerProcess::new(Mutex::default);
-        let mut held = VALUE.lock().unwrap();
+        let mut held = VALUE.lock();
         *held = 7;
         assert!(in_a_child(|| {
             let is_new = VALUE.made().is_none();
-            *locked(&VALUE) += 1;
-            is_new && *locked(&VALUE) == 1
+            *VALUE.lock() += 1;
+            is_new && *VALUE.lock() == 1
         }));
         drop(held);
-        assert_eq!(*VALUE.lock().unwrap(), 7);
+        assert_eq!(*VALUE.lock(), 7);
     }
 
     #[test]
     fn a_child_of_a_child_makes_its_own_value_too() {
         static VALUE: PerProcess<Mutex<u32>> = PerProcess::new(Mutex::default);
-        *locked(&VALUE) = 1;
+        *VALUE.lock() = 1;
         assert!(in_a_child(|| {
-            *locked(&VALUE) = 2;
-            in_a_child(|| *locked(&VALUE) == 0) && *locked(&VALUE) == 2
+            *VALUE.lock() = 2;
+            in_a_child(|| *VALUE.lock() == 0) && *VALUE.lock() == 2
         }));
     }
 

@@ -1,8 +1,8 @@
 //! Memory regions, and allocated keys, to which a fast-register gives memory.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
 use crate::capability::{BaselineGaps, Features, Limit};
@@ -15,6 +15,7 @@ use crate::lifecycle::{
     AnyObject, ContextCore, DestroyError, Extra, Handle, Hold, Object, ObjectBuilder, Ops,
     by_identity, destroy,
 };
+use crate::lock::Mutex;
 use crate::mem::{BufferPool, MemoryRange, OutOfRange, RegionMemory, Sge};
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::pd::Pd;
@@ -471,7 +472,7 @@ impl Mr {
 
     /// Returns the memory of the region; `None` if the program keeps it itself, or if it is that of a buffer pool.
     pub fn memory(&self) -> Option<MemoryRange> {
-        self.object.extra.range().clone()
+        self.object.extra.range.lock().clone()
     }
 
     /// Returns a range of the region, for the scatter/gather list of a request.
@@ -607,12 +608,8 @@ impl Mr {
 }
 
 impl MrExtra {
-    fn range(&self) -> MutexGuard<'_, Option<MemoryRange>> {
-        self.range.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn changed(&self, shape: Shape, range: Option<MemoryRange>) {
-        let mut current = self.range();
+        let mut current = self.range.lock();
         self.shape.set(shape);
         let before = std::mem::replace(&mut *current, range);
         drop(current);

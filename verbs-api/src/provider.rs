@@ -47,10 +47,12 @@ pub use crate::control::{
 pub use crate::error::{RegistryError, errno_of};
 pub use crate::fork::{ForkLock, MadeOnce, PerProcess, forks};
 pub use crate::lifecycle::Outcome;
+pub use crate::lock::{Condvar, Mutex, RwLock};
 pub use crate::mem::{MwType, RegionMemory};
 pub use crate::post::QpRules;
 pub use crate::random::random;
 pub use crate::registry::{Absent, DeviceList, LinkedProvider, Provider};
+pub use crate::spin::{SpinGuard, SpinLock};
 pub use crate::version::CONTRACT_VERSION;
 pub use crate::wr::data::{Lent, Sges};
 pub use crate::wr::requests::{Common, Operation};

@@ -1,9 +1,9 @@
 //! Devices that come and go while a registry has them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{DeviceList, Provider, RegistryError, link_provider};
+use verbs_api::provider::{DeviceList, Mutex, Provider, RegistryError, link_provider};
 use verbs_api::*;
 
 // This test has a binary of its own, because no other test may link its provider.
@@ -31,11 +31,11 @@ impl Slots {
     }
 
     fn put(&self, devices: &[&Arc<MockDevice>]) {
-        *self.devices.lock().unwrap() = Ok(devices.iter().copied().cloned().collect());
+        *self.devices.lock() = Ok(devices.iter().copied().cloned().collect());
     }
 
     fn fail(&self) {
-        *self.devices.lock().unwrap() = Err(VerbError::Resources("slots"));
+        *self.devices.lock() = Err(VerbError::Resources("slots"));
     }
 }
 
@@ -45,7 +45,7 @@ impl Provider for Slots {
     }
 
     fn devices(&self, _: &Extensions) -> Result<DeviceList, VerbError> {
-        let devices = self.devices.lock().unwrap().clone()?;
+        let devices = self.devices.lock().clone()?;
         Ok(devices.into_iter().map(|device| device as _).collect())
     }
 

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use polyverbs::emulated::{OctetCapture, Tap};
 use polyverbs::provider::PerProcess;
+use verbs_api::provider::Mutex;
 
 use crate::Configuration;
 
@@ -25,8 +26,7 @@ impl Configuration {
         let Some(file) = self.pcap.as_deref() else {
             return Ok(None);
         };
-        let begun = BEGUN.lock();
-        let mut begun = begun.unwrap_or_else(PoisonError::into_inner);
+        let mut begun = BEGUN.lock();
         let capture = match begun.take() {
             Some(capture) => capture,
             None => Arc::new(capture_to(file)?),

@@ -8,11 +8,11 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs::emulated::Unshared;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::{PerProcess, errno_of};
+use verbs_api::provider::{Mutex, PerProcess, errno_of};
 use verbs_api::{
     Context, DestroyError, Device, Memory, Mr, Pd, Qp, Started,
     event::{AsyncEvent, EventSubject},
@@ -22,7 +22,6 @@ use crate::abi::{IbvAsyncEvent, IbvContext, OPS_SLOTS, Slot, VERBS_SLOTS, VerbsC
 use crate::device::ListedDevice;
 use crate::errno::{Errno, minus_one};
 use crate::events::Events;
-use crate::lock::lock;
 use crate::object;
 use crate::setup;
 use crate::sinks::Sinks;
@@ -79,9 +78,9 @@ impl Shared {
 
     /// The QP with this number, in any context of this device in this process; `None` if there is none.
     pub fn queue_pair(&self, qp_num: u32) -> Option<Qp> {
-        let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
+        let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
         let mut same = open.iter().filter(|open| ptr::eq(open.listed, self.listed));
-        same.find_map(|open| lock(&open.qps).get(&qp_num).cloned())
+        same.find_map(|open| open.qps.lock().get(&qp_num).cloned())
     }
 }
 
@@ -139,7 +138,7 @@ impl State {
             dms: Mutex::default(),
             qps: Mutex::default(),
         });
-        let mut open = lock(&OPEN);
+        let mut open = OPEN.lock();
         open.retain(|known| known.strong_count() > 0);
         open.push(Arc::downgrade(&shared));
         drop(open);
@@ -153,7 +152,7 @@ impl State {
     /// `EBADF`: the descriptor is not that of an open device.
     pub fn import(cmd_fd: c_int) -> Result<Self, Errno> {
         let file = file_of(cmd_fd)?;
-        let open = lock(&OPEN);
+        let open = OPEN.lock();
         let mut shared = open.iter().filter_map(Weak::upgrade);
         let shared = shared.find(|shared| shared.file == file);
         drop(open);
@@ -173,7 +172,10 @@ impl State {
 
     /// Records the address of an object's public structure, for the object's asynchronous events.
     pub fn place<C>(&self, id: ObjectId, at: *mut C) {
-        lock(&self.shared.elements).insert(id, at.expose_provenance());
+        self.shared
+            .elements
+            .lock()
+            .insert(id, at.expose_provenance());
     }
 
     /// Destroys an object that can have asynchronous events, by `destruction`: discards its events that the program has not
@@ -189,13 +191,16 @@ impl State {
         let about = |event: &AsyncEvent| event.subject() == EventSubject::Object(id);
         self.shared.events.remove(about);
         destruction.wait()?;
-        lock(&self.shared.elements).remove(&id);
+        self.shared.elements.lock().remove(&id);
         Ok(())
     }
 
     /// The address of an object's public structure; null if none was recorded.
     pub fn element(&self, id: ObjectId) -> *mut c_void {
-        let at = lock(&self.shared.elements)
+        let at = self
+            .shared
+            .elements
+            .lock()
             .get(&id)
             .copied()
             .unwrap_or_default();
@@ -285,7 +290,7 @@ pub unsafe extern "C-unwind" fn get_async_event(
         // SAFETY: as the caller promises.
         unsafe { event.write(told) };
         if matches!(found.subject(), EventSubject::Object(_)) {
-            lock(&state.shared.unacknowledged).push((told, found));
+            state.shared.unacknowledged.lock().push((told, found));
         }
         Ok(0)
     }))
@@ -308,7 +313,7 @@ pub unsafe extern "C-unwind" fn ack_async_event(event: *mut IbvAsyncEvent) {
     let context = unsafe { *event.element.cast::<*mut IbvContext>() };
     // SAFETY: an object is live, so its device is.
     if let Ok(state) = unsafe { own(context) } {
-        let mut waiting = lock(&state.shared.unacknowledged);
+        let mut waiting = state.shared.unacknowledged.lock();
         let place = waiting.iter().position(|(known, _)| {
             (known.element, known.event_type) == (event.element, event.event_type)
         });

@@ -5,10 +5,11 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::{mem, ptr};
 
+use verbs_api::provider::{Condvar, Mutex};
 use verbs_api::{
     Completion, Cq, CqOptions,
     completion::{Notify, WcFlags},
@@ -21,7 +22,6 @@ use crate::device::ListedDevice;
 use crate::entry::{direct, slot};
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
-use crate::lock::lock;
 use crate::object::Object;
 
 /// A completion channel: its public structure and the library's part.
@@ -66,7 +66,7 @@ impl State {
 
     #[cold]
     fn fetch_kept<'s>(&self, slots: &'s mut [Completion]) -> &'s mut [Completion] {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let count = kept.len().min(slots.len());
         for (slot, done) in slots.iter_mut().zip(kept.drain(..count)) {
             *slot = done;
@@ -77,7 +77,7 @@ impl State {
 
     /// Discards the completions of a QP that was reset, as drivers of hardware do.
     pub fn forget(&self, qp_num: Qpn) {
-        let mut kept = lock(&self.kept);
+        let mut kept = self.kept.lock();
         let mut slot = [Completion::default()];
         while let Ok([done]) = self.cq.poll(&mut slot) {
             kept.push_back(mem::take(done));
@@ -232,10 +232,9 @@ pub unsafe extern "C-unwind" fn destroy(cq: *mut IbvCq) -> c_int {
             channel.events.remove(|&at| at == cq.addr());
             channel.queues.fetch_sub(1, Ordering::AcqRel);
         }
-        let mut unacknowledged = lock(&state.unacknowledged);
+        let mut unacknowledged = state.unacknowledged.lock();
         while *unacknowledged > 0 {
-            let woken = state.acknowledged.wait(unacknowledged);
-            unacknowledged = woken.unwrap_or_else(PoisonError::into_inner);
+            unacknowledged = state.acknowledged.wait(unacknowledged);
         }
         drop(unacknowledged);
         Ok(())
@@ -311,7 +310,7 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
     let mut slots: [Completion; 4] = Default::default();
     let wanted = usize::try_from(count).unwrap_or(0);
     // SAFETY: as the caller promises.
-    let found = direct(c"ibv_poll_cq", || unsafe {
+    let found = direct("ibv_poll_cq", || unsafe {
         let state = CqObject::own_unchecked(cq.cast());
         poll_through(state, &mut slots, target, wanted)
     });
@@ -356,7 +355,7 @@ pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_
         0 => Notify::Next,
         _ => Notify::Solicited,
     };
-    let armed = direct(c"ibv_req_notify_cq", || {
+    let armed = direct("ibv_req_notify_cq", || {
         code(state.cq.arm(what).map(drop).map_err(Errno::from))
     });
     armed.unwrap_or_else(Errno::set)
@@ -378,7 +377,7 @@ pub unsafe extern "C-unwind" fn get_event(
             let at: *mut IbvCq = ptr::with_exposed_provenance_mut(at);
             // SAFETY: a queue takes its events back when it is destroyed.
             if let Ok(state) = unsafe { self::own(at) } {
-                *lock(&state.unacknowledged) += 1;
+                *state.unacknowledged.lock() += 1;
                 // SAFETY: live; and as the caller promises.
                 unsafe {
                     cq.write(at);
@@ -399,7 +398,7 @@ pub unsafe extern "C-unwind" fn ack_events(cq: *mut IbvCq, count: u32) {
     let Ok(state) = (unsafe { own(cq) }) else {
         return;
     };
-    let mut unacknowledged = lock(&state.unacknowledged);
+    let mut unacknowledged = state.unacknowledged.lock();
     *unacknowledged = unacknowledged.saturating_sub(count);
     if *unacknowledged == 0 {
         state.acknowledged.notify_all();
@@ -408,19 +407,24 @@ pub unsafe extern "C-unwind" fn ack_events(cq: *mut IbvCq, count: u32) {
 
 fn extended() -> [Slot; 18] {
     let mut slots = [ptr::null(); 18];
-    slots[cq_ex::START_POLL] = slot!(direct "ibv_start_poll" => start_poll);
-    slots[cq_ex::NEXT_POLL] = slot!(direct "ibv_next_poll" => advance);
-    slots[cq_ex::END_POLL] = slot!(direct "ibv_end_poll" => end_poll);
-    slots[cq_ex::READ_OPCODE] = slot!(direct "ibv_wc_read_opcode" => read_opcode);
-    slots[cq_ex::READ_VENDOR_ERR] = slot!(direct "ibv_wc_read_vendor_err" => read_vendor_err);
-    slots[cq_ex::READ_BYTE_LEN] = slot!(direct "ibv_wc_read_byte_len" => read_byte_len);
-    slots[cq_ex::READ_IMM_DATA] = slot!(direct "ibv_wc_read_imm_data" => read_imm_data);
-    slots[cq_ex::READ_QP_NUM] = slot!(direct "ibv_wc_read_qp_num" => read_qp_num);
-    slots[cq_ex::READ_SRC_QP] = slot!(direct "ibv_wc_read_src_qp" => read_src_qp);
-    slots[cq_ex::READ_WC_FLAGS] = slot!(direct "ibv_wc_read_wc_flags" => read_wc_flags);
-    slots[cq_ex::READ_SLID] = slot!(direct "ibv_wc_read_slid" => read_zero);
-    slots[cq_ex::READ_SL] = slot!(direct "ibv_wc_read_sl" => read_sl);
-    slots[cq_ex::READ_DLID_PATH_BITS] = slot!(direct "ibv_wc_read_dlid_path_bits" => read_zero);
+    slots[cq_ex::START_POLL] = slot!(direct "ibv_start_poll" ("cq attr") Number => start_poll);
+    slots[cq_ex::NEXT_POLL] = slot!(direct "ibv_next_poll" ("cq") Number => advance);
+    slots[cq_ex::END_POLL] = slot!(direct "ibv_end_poll" ("cq") Nothing => end_poll);
+    slots[cq_ex::READ_OPCODE] = slot!(direct "ibv_wc_read_opcode" ("cq") Plain => read_opcode);
+    slots[cq_ex::READ_VENDOR_ERR] =
+        slot!(direct "ibv_wc_read_vendor_err" ("cq") Plain => read_vendor_err);
+    slots[cq_ex::READ_BYTE_LEN] =
+        slot!(direct "ibv_wc_read_byte_len" ("cq") Plain => read_byte_len);
+    slots[cq_ex::READ_IMM_DATA] =
+        slot!(direct "ibv_wc_read_imm_data" ("cq") Plain => read_imm_data);
+    slots[cq_ex::READ_QP_NUM] = slot!(direct "ibv_wc_read_qp_num" ("cq") Plain => read_qp_num);
+    slots[cq_ex::READ_SRC_QP] = slot!(direct "ibv_wc_read_src_qp" ("cq") Plain => read_src_qp);
+    slots[cq_ex::READ_WC_FLAGS] =
+        slot!(direct "ibv_wc_read_wc_flags" ("cq") Plain => read_wc_flags);
+    slots[cq_ex::READ_SLID] = slot!(direct "ibv_wc_read_slid" ("cq") Plain => read_zero);
+    slots[cq_ex::READ_SL] = slot!(direct "ibv_wc_read_sl" ("cq") Plain => read_sl);
+    slots[cq_ex::READ_DLID_PATH_BITS] =
+        slot!(direct "ibv_wc_read_dlid_path_bits" ("cq") Plain => read_zero);
     slots
 }
 
@@ -462,7 +466,7 @@ pub unsafe extern "C-unwind" fn create_ex(
 unsafe extern "C" fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };
-    let advanced = direct(c"ibv_next_poll", || {
+    let advanced = direct("ibv_next_poll", || {
         let mut slot = [Completion::default()];
         match state.fetch(&mut slot) {
             Err(errno) => errno.0,

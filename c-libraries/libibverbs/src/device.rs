@@ -5,17 +5,16 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
 use polyverbs::emulated::has_descriptors;
 use polyverbs_configuration::{Device as Configured, TransportName};
-use verbs_api::provider::{MadeOnce, PerProcess, wait_for_threads};
+use verbs_api::provider::{MadeOnce, Mutex, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvDevice, Slot};
 use crate::errno::Errno;
-use crate::lock::lock;
 use crate::setup::{self, configuration};
 
 /// A device in the list. Its layout is that of rdma-core's `verbs_device` at the beginning, because libraries of vendors
@@ -148,7 +147,7 @@ impl ListedDevice {
     /// Whether this process has opened the device and not closed it yet.
     fn is_open(&self) -> bool {
         let made = self.made.made();
-        made.is_some_and(|made| lock(made).strong_count() > 0)
+        made.is_some_and(|made| made.lock().strong_count() > 0)
     }
 
     /// Checks that opening the device leaves at least a quarter of the process's descriptors to the program; a device that
@@ -173,7 +172,7 @@ impl ListedDevice {
 
     // The emulated device, which belongs to the process that created it.
     fn device(&self) -> Result<Arc<Device>, Errno> {
-        let mut made = lock(&self.made);
+        let mut made = self.made.lock();
         if let Some(device) = made.upgrade() {
             return Ok(device);
         }

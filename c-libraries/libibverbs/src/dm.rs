@@ -9,7 +9,6 @@ use verbs_api::{Access, Memory, MrOptions};
 use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd};
 use crate::entry::slot;
 use crate::errno::{Errno, code, pointer};
-use crate::lock::lock;
 use crate::object::Object;
 use crate::{context, mr, pd};
 
@@ -30,8 +29,8 @@ struct State {
 fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bool) -> *mut IbvDm {
     let c = IbvDm {
         context,
-        memcpy_to_dm: slot!("ibv_memcpy_to_dm" => copy_to),
-        memcpy_from_dm: slot!("ibv_memcpy_from_dm" => copy_from),
+        memcpy_to_dm: slot!("ibv_memcpy_to_dm" ("dm dm_offset:w host_addr length:z") Number => copy_to),
+        memcpy_from_dm: slot!("ibv_memcpy_from_dm" ("host_addr dm dm_offset:w length:z") Number => copy_from),
         comp_mask: 0,
         handle,
     };
@@ -64,7 +63,7 @@ pub unsafe extern "C-unwind" fn alloc(
         }
         let memory = Memory::zeroed(attr.length)?;
         let handle = state.shared.next_handle();
-        lock(&state.shared.dms).insert(handle, memory.clone());
+        state.shared.dms.lock().insert(handle, memory.clone());
         Ok(create(context, handle, memory, false))
     }))
 }
@@ -79,7 +78,7 @@ pub unsafe extern "C-unwind" fn free(dm: *mut IbvDm) -> c_int {
             // SAFETY: live, as was seen; device memory is live, so its device is.
             let device = unsafe { context::own((*dm).context) }?;
             // SAFETY: live, as was seen.
-            lock(&device.shared.dms).remove(&unsafe { (*dm).handle });
+            device.shared.dms.lock().remove(&unsafe { (*dm).handle });
         }
         Ok(())
     };
@@ -94,7 +93,7 @@ pub unsafe extern "C-unwind" fn free(dm: *mut IbvDm) -> c_int {
 pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
-        let known = lock(&state.shared.dms).get(&handle).cloned();
+        let known = state.shared.dms.lock().get(&handle).cloned();
         let memory = known.ok_or(Errno(libc::ENOENT))?;
         Ok(create(context, handle, memory, true))
     }))

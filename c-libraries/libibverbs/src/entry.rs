@@ -8,16 +8,18 @@
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::cancel;
 use crate::errno::Errno;
-use crate::{cancel, trace};
+use crate::trace::{self, Function};
 
 /// A verb of any signature, as a function of the six argument registers.
 type Verb = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> u64;
 
-// Runs a verb. The first six arguments are the registers of the program's call; `round` adds the verb and its name.
+// Runs a verb. The first six arguments are the registers of the program's call; `round` adds the verb, 0 if there
+// is none, and its [`Function`]. Without a verb the call fails as unsupported.
 unsafe extern "C-unwind" fn enter(
     first: u64,
     second: u64,
@@ -25,24 +27,26 @@ unsafe extern "C-unwind" fn enter(
     fourth: u64,
     fifth: u64,
     sixth: u64,
-    verb: Verb,
-    name: *const c_char,
+    verb: Option<Verb>,
+    function: &'static Function,
 ) -> u64 {
     let outer = cancel::disable();
     let called = catch_unwind(AssertUnwindSafe(|| {
         let is_traced = trace::is_on();
-        // SAFETY: the verb gets the registers as its caller has filled them.
-        let result = unsafe { verb(first, second, third, fourth, fifth, sixth) };
+        let result = match verb {
+            // SAFETY: the verb gets the registers as its caller has filled them.
+            Some(verb) => unsafe { verb(first, second, third, fourth, fifth, sixth) },
+            None => function.fail(Errno::OPNOTSUPP),
+        };
         if is_traced {
             let arguments = [first, second, third, fourth, fifth, sixth];
-            // SAFETY: the name that the entry has passed.
-            unsafe { trace::leave(name, arguments, result) };
+            trace::leave(function, arguments, result);
         }
         result
     }));
     let result = called.unwrap_or_else(|panic| {
-        // SAFETY: as above.
-        unsafe { trace::panicked(name, panic) }
+        trace::panicked(function.name, panic);
+        function.fail(Errno(libc::EIO))
     });
     cancel::restore(outer);
     // SAFETY: nothing is left to be dropped here, and below is the frame of `round`.
@@ -55,19 +59,20 @@ unsafe extern "C-unwind" fn enter(
 /// # Errors
 /// EIO if the verb panics, which is reported to the trace.
 #[inline(always)]
-pub(crate) fn direct(name: &'static CStr, verb: impl FnOnce() -> c_int) -> Result<c_int, Errno> {
+pub(crate) fn direct(name: &str, verb: impl FnOnce() -> c_int) -> Result<c_int, Errno> {
     catch_unwind(AssertUnwindSafe(verb)).map_err(|panic| {
-        // SAFETY: the name stays.
-        unsafe { trace::panicked(name.as_ptr(), panic) };
-        Errno(libc::EIO)
+        trace::panicked(name, panic);
+        let error = Errno(libc::EIO);
+        error.set();
+        error
     })
 }
 
 /// Passes a call of a verb to `enter`. Exported symbols jump here; Rust code does not call it.
 ///
 /// # Safety
-/// `r10` holds the function that implements the verb, `r11` its name as a C string; everything else is as that function
-/// expects it.
+/// `r10` holds the function that implements the verb or 0, `r11` the address of its [`Function`]; everything else is as the
+/// implementing function expects it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
@@ -91,54 +96,71 @@ pub unsafe extern "C" fn round() {
 /// Passes a call of a verb to `enter`. Exported symbols jump here; Rust code does not call it.
 ///
 /// # Safety
-/// `x16` holds the function that implements the verb, `x17` its name as a C string; everything else is as that function
-/// expects it.
+/// `x16` holds the function that implements the verb or 0, `x17` the address of its [`Function`]; everything else is as the
+/// implementing function expects it.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
     naked_asm!("mov x6, x16", "mov x7, x17", "b {enter}", enter = sym enter)
 }
 
-/// Makes the entry of a verb for a slot of an operation table. For a verb of the data path, marked `direct`, it is the
-/// implementing function itself while tracing is off; that function has type `extern "C"` and must not panic.
+/// Assembly that jumps to [`round`](crate::entry::round) with a verb, if there is one, and its function: `verb`, `function` and
+/// `round` are its operands.
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! jump {
+    (@function) => {
+        "lea r11, [rip + {function}]\njmp {round}"
+    };
+    () => {
+        concat!("xor r10d, r10d\n", $crate::jump!(@function))
+    };
+    ($verb:path) => {
+        concat!("lea r10, [rip + {verb}]\n", $crate::jump!(@function))
+    };
+}
+
+/// Assembly that jumps to [`round`](crate::entry::round) with a verb, if there is one, and its function: `verb`, `function` and
+/// `round` are its operands.
+#[cfg(target_arch = "aarch64")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! jump {
+    (@function) => {
+        "adrp x17, {function}\nadd x17, x17, :lo12:{function}\nb {round}"
+    };
+    () => {
+        concat!("mov x16, xzr\n", $crate::jump!(@function))
+    };
+    ($verb:path) => {
+        concat!("adrp x16, {verb}\nadd x16, x16, :lo12:{verb}\n", $crate::jump!(@function))
+    };
+}
+
+/// The entry of a table that programs call through, with the function's arguments and result. That of a verb of the data path,
+/// marked `direct`, is the verb itself while tracing is off: one of type `extern "C"`, which must not panic. Without a verb the
+/// entry fails as unsupported.
 macro_rules! slot {
-    (direct $name:literal => $function:path) => {
+    (direct $name:literal ($arguments:literal) $answer:ident => $verb:path) => {
         match $crate::trace::is_on() {
-            true => $crate::entry::slot!($name => $function),
-            false => $function as $crate::abi::Slot,
+            true => $crate::entry::slot!($name ($arguments) $answer => $verb),
+            false => $verb as $crate::abi::Slot,
         }
     };
-    ($name:literal => $function:path) => {{
-        static NAME: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => panic!("a name has no zero"),
-        };
+    ($name:literal ($arguments:literal) $answer:ident $(=> $verb:path)?) => {{
+        static FUNCTION: $crate::trace::Function = $crate::trace::Function::new(
+            $name,
+            Some($arguments),
+            $crate::trace::Answer::$answer,
+        );
 
-        #[cfg(target_arch = "x86_64")]
         #[unsafe(naked)]
         unsafe extern "C" fn entered() {
             std::arch::naked_asm!(
-                "lea r10, [rip + {function}]",
-                // The static is a pointer and a length, of which the pointer is loaded.
-                "mov r11, [rip + {name}]",
-                "jmp {round}",
-                function = sym $function,
-                name = sym NAME,
-                round = sym $crate::entry::round,
-            )
-        }
-
-        #[cfg(target_arch = "aarch64")]
-        #[unsafe(naked)]
-        unsafe extern "C" fn entered() {
-            std::arch::naked_asm!(
-                "adrp x16, {function}",
-                "add x16, x16, :lo12:{function}",
-                "adrp x17, {name}",
-                "ldr x17, [x17, :lo12:{name}]",
-                "b {round}",
-                function = sym $function,
-                name = sym NAME,
+                $crate::jump!($($verb)?),
+                $(verb = sym $verb,)?
+                function = sym FUNCTION,
                 round = sym $crate::entry::round,
             )
         }
@@ -165,10 +187,13 @@ mod tests {
         // SAFETY: a function of one pointer, whose result is a number or a pointer.
         let call = |slot| unsafe { transmute::<Slot, extern "C" fn(Slot) -> u64>(slot)(slot) };
         let entries = [
-            (slot!("ibv_destroy_cq" => panics), libc::EIO as u64),
-            (slot!("ibv_alloc_pd" => panics), 0),
-            (slot!("rdma_listen" => panics), u64::MAX),
-            (slot!("ibv_poll_cq" => panics), -i64::from(libc::EIO) as u64),
+            (slot!("number" ("") Number => panics), libc::EIO as u64),
+            (slot!("pointer" ("") Pointer => panics), 0),
+            (slot!("minus_one" ("") MinusOne => panics), u64::MAX),
+            (
+                slot!("count" ("") Count => panics),
+                -i64::from(libc::EIO) as u64,
+            ),
         ];
         for (slot, result) in entries {
             assert_eq!(call(slot), result);
@@ -176,7 +201,7 @@ mod tests {
         }
         let panics = || panic!("a fault of the library");
         assert_eq!(
-            super::direct(c"ibv_post_send", panics),
+            super::direct("ibv_post_send", panics),
             Err(Errno(libc::EIO))
         );
     }

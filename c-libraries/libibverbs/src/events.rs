@@ -7,14 +7,12 @@ use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::Mutex;
 
 use polyverbs::emulated::Unshared;
-use verbs_api::provider::errno_of;
+use verbs_api::provider::{Mutex, errno_of};
 
 use crate::cancel::sleep_in;
 use crate::errno::Errno;
-use crate::lock::lock;
 
 /// A queue of events with a descriptor that is readable while there are events in it. The descriptor is never writable, as
 /// a kernel's is not, because programs poll for both (InfiniStore). It is the read end of a pipe that holds one byte for
@@ -69,7 +67,7 @@ impl<T> Events<T> {
     /// Adds an event to the queue, which makes the descriptor readable.
     pub fn push(&self, event: T) {
         // The lock is held for both steps, so that an event that is removed again has its byte in the pipe.
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         queue.events.push_back(event);
         queue.untold += 1;
         self.tell(&mut queue);
@@ -90,7 +88,7 @@ impl<T> Events<T> {
                     [self.fd() as usize, room, 1, 0],
                 )
             }?;
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             // The event of this byte may have been removed.
             if let Some(event) = queue.events.pop_front() {
                 self.tell(&mut queue);
@@ -120,7 +118,7 @@ impl<T> Events<T> {
 
     /// Removes from the queue the events for which `what` returns true, and returns them.
     pub fn take(&self, what: impl FnMut(&T) -> bool) -> Vec<T> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let (taken, left) = queue.events.drain(..).partition(what);
         queue.events = left;
         let taken: VecDeque<T> = taken;
@@ -136,7 +134,7 @@ impl<T> Events<T> {
 
     /// The number of events in the queue for which `what` returns true.
     pub fn count(&self, what: impl FnMut(&&T) -> bool) -> usize {
-        lock(&self.queue).events.iter().filter(what).count()
+        self.queue.lock().events.iter().filter(what).count()
     }
 
     // Removes the byte of an event that was removed from the queue, so that the descriptor does not report it. A concurrent

@@ -16,16 +16,14 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use verbs_api::memory::MrReregister;
 use verbs_api::memory::copy::copy;
-use verbs_api::provider::PerProcess;
+use verbs_api::provider::{Mutex, PerProcess};
 use verbs_api::{Access, Memory, Mr, VerbError};
 
 use crate::errno::Errno;
-use crate::lock::lock;
 
 /// The registered memory of a process, and the memory whose removal is postponed. A child of a fork begins with none,
 /// because peers cannot reach its memory.
@@ -113,7 +111,7 @@ impl Kept {
     /// Keeps the `length` bytes at `start`, which `mr` has registered.
     pub fn new(start: *const c_void, length: usize, mr: &Mr) -> Self {
         let keeps = &*KEEPS;
-        let mut table = lock(&keeps.table);
+        let mut table = keeps.table.lock();
         table.made += 1;
         table.longest = table.longest.max(length);
         let kept = Self {
@@ -136,7 +134,7 @@ impl Drop for Kept {
         let keeps = &*KEEPS;
         keeps.forget((self.range.start, self.number));
         loop {
-            let mut table = lock(&keeps.table);
+            let mut table = keeps.table.lock();
             let ready = table.take_ready(&self.range);
             keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
             drop(table);
@@ -156,7 +154,7 @@ impl Drop for Kept {
 
 impl Keeps {
     fn forget(&self, place: (usize, u64)) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let region = table.regions.remove(&place);
         self.regions.store(table.regions.len(), Ordering::Relaxed);
         drop(table);
@@ -169,7 +167,7 @@ impl Keeps {
     // cannot be changed.
     fn make_way(&self, range: &Range<usize>) -> bool {
         loop {
-            let table = lock(&self.table);
+            let table = self.table.lock();
             let Some((place, Region { end, mr })) = table.region_in(range) else {
                 return true;
             };
@@ -210,7 +208,7 @@ fn part(mr: &Mr, region: &Range<usize>, taken: &Range<usize>) -> bool {
 fn waits(keeps: &Keeps, start: *mut c_void, length: usize, way: Way) -> bool {
     let start = start.expose_provenance();
     let range = start..start.saturating_add(length);
-    let mut table = lock(&keeps.table);
+    let mut table = keeps.table.lock();
     let waits = table.has_region_in(&range);
     if waits {
         let before = table.waiting.get(&start).map_or(0, |(end, _)| *end);
@@ -278,7 +276,7 @@ pub unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     let has_region = keeps_regions().is_some_and(|keeps| {
         let range = start.addr()..start.addr().saturating_add(before);
-        lock(&keeps.table).has_region_in(&range)
+        keeps.table.lock().has_region_in(&range)
     });
     if flags & libc::MREMAP_FIXED != 0 && !has_way(to, after) {
         return libc::MAP_FAILED;
@@ -313,7 +311,7 @@ fn has_way(start: *mut c_void, length: usize) -> bool {
     if let Some(keeps) = KEEPS.made()
         && keeps.waiting.load(Ordering::Relaxed) > 0
     {
-        let mut table = lock(&keeps.table);
+        let mut table = keeps.table.lock();
         table.take_over(&range);
         keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
     }
@@ -367,7 +365,10 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void 
     unsafe {
         let before = large(at).filter(|(keeps, before)| {
             let start = at.addr();
-            lock(&keeps.table).has_region_in(&(start..start.saturating_add(*before)))
+            keeps
+                .table
+                .lock()
+                .has_region_in(&(start..start.saturating_add(*before)))
         });
         let Some((_, before)) = before else {
             return real_realloc(at, length);

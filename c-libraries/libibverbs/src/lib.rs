@@ -4,7 +4,6 @@
 //! pointers, converts structures to arguments, and returns an error number. The emulated devices do the work, and
 //! `verbs-api` checks the rules of verbs. The crate `polyverbs-c-libraries` maps symbols to functions.
 
-pub mod absent;
 pub mod ah;
 pub mod builder;
 pub mod cancel;
@@ -18,7 +17,6 @@ pub mod errno;
 pub mod events;
 pub mod interface;
 pub mod kept;
-pub mod lock;
 pub mod mr;
 pub mod mw;
 pub mod names;

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Mutex;
 
+use verbs_api::provider::Mutex;
 use verbs_api::{
     Access, Mr, MrOptions,
     memory::{MrReregister, make_resident},
@@ -12,7 +12,6 @@ use verbs_api::{
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
 use crate::kept::Kept;
-use crate::lock::lock;
 use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{context, pd};
@@ -122,7 +121,7 @@ unsafe fn register(
     if !is_implicit {
         // SAFETY: just made.
         let state = unsafe { MrObject::own(made) }?;
-        *lock(&state.kept) = Some(Kept::new(addr, length, &state.mr));
+        *state.kept.lock() = Some(Kept::new(addr, length, &state.mr));
         // SAFETY: as before.
         let added = unsafe { add_sink(made, rights) };
         added.inspect_err(|_| {
@@ -140,7 +139,7 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     let (public, state) = unsafe { (&*mr, MrObject::own(mr)?) };
     // SAFETY: a region is live, so its device is.
     let device = unsafe { context::own(public.context) }?;
-    let mut sink = lock(&state.sink);
+    let mut sink = state.sink.lock();
     sink.rights = rights;
     let Some(sinks) = &device.shared.sinks else {
         return Ok(());
@@ -179,7 +178,7 @@ pub unsafe fn made(
     let context = unsafe { (*pd).context };
     // SAFETY: a domain is live, so its device is.
     let device = unsafe { context::own(context) }?;
-    lock(&device.shared.mrs).insert(mr.id().index, mr.clone());
+    device.shared.mrs.lock().insert(mr.id().index, mr.clone());
     let c = IbvMr {
         context,
         pd,
@@ -254,8 +253,8 @@ pub unsafe extern "C-unwind" fn dereg(mr: *mut IbvMr) -> c_int {
             state.mr.clone().deregister().wait()?;
             // SAFETY: live, as was seen; a region is live, so its device is.
             let device = unsafe { context::own((*mr).context) }?;
-            lock(&device.shared.mrs).remove(&state.mr.id().index);
-            if let (Some(sinks), Some(sink)) = (&device.shared.sinks, lock(&state.sink).mr.take()) {
+            device.shared.mrs.lock().remove(&state.mr.id().index);
+            if let (Some(sinks), Some(sink)) = (&device.shared.sinks, state.sink.lock().mr.take()) {
                 // SAFETY: live, as was seen.
                 sinks.remove(unsafe { (*mr).lkey });
                 let (sink, _kept) = sink;
@@ -279,7 +278,7 @@ pub unsafe extern "C-unwind" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvM
         let context = unsafe { (*pd).context };
         // SAFETY: a domain is live, so its device is.
         let device = unsafe { context::own(context) }?;
-        let known = lock(&device.shared.mrs).get(&handle).cloned();
+        let known = device.shared.mrs.lock().get(&handle).cloned();
         let mr = known.ok_or(Errno(libc::ENOENT))?;
         let c = IbvMr {
             context,
@@ -341,7 +340,7 @@ pub unsafe extern "C-unwind" fn rereg(
         let (state, public) = unsafe { (MrObject::own(mr)?, &*mr) };
         let own = &state.mr;
         let mut change = MrReregister::new();
-        let (mut memory, mut granted) = ((public.addr, public.length), lock(&state.sink).rights);
+        let (mut memory, mut granted) = ((public.addr, public.length), state.sink.lock().rights);
         if flags & CHANGE_TRANSLATION != 0 {
             if addr.is_null() || length == 0 || addr.addr().checked_add(length).is_none() {
                 return Err(Errno::INVAL);
@@ -358,7 +357,7 @@ pub unsafe extern "C-unwind" fn rereg(
             granted = rights(access_flags as u32)?;
             change = change.access(granted);
         }
-        let is_programs = flags & CHANGE_TRANSLATION != 0 || lock(&state.kept).is_some();
+        let is_programs = flags & CHANGE_TRANSLATION != 0 || state.kept.lock().is_some();
         if is_programs && access_flags as u32 & access::ON_DEMAND == 0 {
             check_pages(memory.0, memory.1, granted)?;
         }
@@ -396,7 +395,7 @@ pub unsafe extern "C-unwind" fn rereg(
         // SAFETY: live, as was seen.
         let state = unsafe { MrObject::own(mr) };
         if let Ok(state) = state {
-            *lock(&state.kept) = Some(Kept::new(addr, length, &state.mr));
+            *state.kept.lock() = Some(Kept::new(addr, length, &state.mr));
         }
     }
     match changed {
@@ -420,7 +419,7 @@ unsafe fn change_sink(
     if let Some(sinks) = &device.shared.sinks {
         sinks.remove(before);
     }
-    let given = lock(&state.sink).rights;
+    let given = state.sink.lock().rights;
     let rights = if flags & CHANGE_ACCESS != 0 {
         rights(access as u32)?
     } else {

@@ -13,47 +13,57 @@ use crate::context::{self, State, Tables};
 use crate::device::{self, listed};
 use crate::entry::slot;
 use crate::errno::{code, pointer};
-use crate::{absent, cq, dm, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
+use crate::{cq, dm, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
 
 fn tables() -> Tables {
     let mut short = [ptr::null(); OPS_SLOTS];
-    short[ops::ALLOC_MW] = slot!("ibv_alloc_mw" => mw::alloc);
-    short[ops::BIND_MW] = slot!("ibv_bind_mw" => post::bind_mw);
-    short[ops::DEALLOC_MW] = slot!("ibv_dealloc_mw" => mw::dealloc);
-    short[ops::POLL_CQ] = slot!(direct "ibv_poll_cq" => cq::poll);
-    short[ops::REQ_NOTIFY_CQ] = slot!(direct "ibv_req_notify_cq" => cq::req_notify);
-    short[ops::POST_SRQ_RECV] = slot!(direct "ibv_post_srq_recv" => post::srq_recv);
-    short[ops::POST_SEND] = slot!(direct "ibv_post_send" => post::send);
-    short[ops::POST_RECV] = slot!(direct "ibv_post_recv" => post::recv);
+    short[ops::ALLOC_MW] = slot!("ibv_alloc_mw" ("pd type:i") Pointer => mw::alloc);
+    short[ops::BIND_MW] = slot!("ibv_bind_mw" ("qp mw mw_bind") Number => post::bind_mw);
+    short[ops::DEALLOC_MW] = slot!("ibv_dealloc_mw" ("mw") Number => mw::dealloc);
+    short[ops::POLL_CQ] = slot!(direct "ibv_poll_cq" ("cq num_entries:i wc:C") Count => cq::poll);
+    short[ops::REQ_NOTIFY_CQ] =
+        slot!(direct "ibv_req_notify_cq" ("cq solicited_only:i") Number => cq::req_notify);
+    short[ops::POST_SRQ_RECV] =
+        slot!(direct "ibv_post_srq_recv" ("srq wr:R bad_wr") Number => post::srq_recv);
+    short[ops::POST_SEND] = slot!(direct "ibv_post_send" ("qp wr:S bad_wr") Number => post::send);
+    short[ops::POST_RECV] = slot!(direct "ibv_post_recv" ("qp wr:R bad_wr") Number => post::recv);
     let mut long = [ptr::null(); VERBS_SLOTS];
-    long[verbs::QUERY_PORT] = slot!("ibv_query_port" => query::query_port_sized);
-    long[verbs::ADVISE_MR] = slot!("ibv_advise_mr" => mr::advise);
-    long[verbs::REG_DM_MR] = slot!("ibv_reg_dm_mr" => dm::register);
-    long[verbs::ALLOC_DM] = slot!("ibv_alloc_dm" => dm::alloc);
-    long[verbs::FREE_DM] = slot!("ibv_free_dm" => dm::free);
-    long[verbs::ALLOC_PARENT_DOMAIN] = slot!("ibv_alloc_parent_domain" => pd::alloc_parent);
-    long[verbs::ALLOC_TD] = slot!("ibv_alloc_td" => pd::alloc_td);
-    long[verbs::DEALLOC_TD] = slot!("ibv_dealloc_td" => pd::dealloc_td);
-    long[verbs::OPEN_QP] = slot!("ibv_open_qp" => qp_ex::open);
-    long[verbs::GET_SRQ_NUM] = slot!("ibv_get_srq_num" => srq::get_number);
-    long[verbs::CREATE_SRQ_EX] = slot!("ibv_create_srq_ex" => srq::create_ex);
-    long[verbs::OPEN_XRCD] = slot!("ibv_open_xrcd" => xrc::open);
-    long[verbs::CLOSE_XRCD] = slot!("ibv_close_xrcd" => xrc::close);
-    long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" => query::query_device_ex);
-    long[verbs::CREATE_CQ_EX] = slot!("ibv_create_cq_ex" => cq::create_ex);
-    long[verbs::CREATE_QP_EX] = slot!("ibv_create_qp_ex" => qp_ex::create);
+    long[verbs::QUERY_PORT] = slot!("ibv_query_port" ("context port_num:i port_attr:P") Number => query::query_port_sized);
+    long[verbs::ADVISE_MR] =
+        slot!("ibv_advise_mr" ("pd advice:i flags:x sg_list num_sge:i") Number => mr::advise);
+    long[verbs::REG_DM_MR] =
+        slot!("ibv_reg_dm_mr" ("pd dm dm_offset:w length:z access:x") Mr => dm::register);
+    long[verbs::ALLOC_DM] = slot!("ibv_alloc_dm" ("context attr") Pointer => dm::alloc);
+    long[verbs::FREE_DM] = slot!("ibv_free_dm" ("dm") Number => dm::free);
+    long[verbs::ALLOC_PARENT_DOMAIN] =
+        slot!("ibv_alloc_parent_domain" ("context attr") Pointer => pd::alloc_parent);
+    long[verbs::ALLOC_TD] = slot!("ibv_alloc_td" ("context init_attr") Pointer => pd::alloc_td);
+    long[verbs::DEALLOC_TD] = slot!("ibv_dealloc_td" ("td") Number => pd::dealloc_td);
+    long[verbs::OPEN_QP] = slot!("ibv_open_qp" ("context qp_open_attr") Qp => qp_ex::open);
+    long[verbs::GET_SRQ_NUM] = slot!("ibv_get_srq_num" ("srq srq_num:I") Number => srq::get_number);
+    long[verbs::CREATE_SRQ_EX] =
+        slot!("ibv_create_srq_ex" ("context srq_init_attr_ex") Pointer => srq::create_ex);
+    long[verbs::OPEN_XRCD] = slot!("ibv_open_xrcd" ("context xrcd_init_attr") Pointer => xrc::open);
+    long[verbs::CLOSE_XRCD] = slot!("ibv_close_xrcd" ("xrcd") Number => xrc::close);
+    long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" ("context input attr attr_size:z") Number => query::query_device_ex);
+    long[verbs::CREATE_CQ_EX] =
+        slot!("ibv_create_cq_ex" ("context cq_attr") Pointer => cq::create_ex);
+    long[verbs::CREATE_QP_EX] =
+        slot!("ibv_create_qp_ex" ("context qp_init_attr_ex:Q") Qp => qp_ex::create);
     // These verbs are not implemented. A slot that is left empty fails the same way without appearing in a trace; those
     // slots take an object that cannot exist.
-    long[verbs::ALLOC_NULL_MR] = slot!("ibv_alloc_null_mr" => absent::null);
-    long[verbs::CREATE_COUNTERS] = slot!("ibv_create_counters" => absent::null);
-    long[verbs::CREATE_FLOW_ACTION_ESP] = slot!("ibv_create_flow_action_esp" => absent::null);
-    long[verbs::MODIFY_QP_RATE_LIMIT] = slot!("ibv_modify_qp_rate_limit" => absent::number);
-    long[verbs::MODIFY_CQ] = slot!("ibv_modify_cq" => absent::number);
-    long[verbs::POST_SRQ_OPS] = slot!("ibv_post_srq_ops" => absent::post_srq_ops);
-    long[verbs::CREATE_RWQ_IND_TABLE] = slot!("ibv_create_rwq_ind_table" => absent::null);
-    long[verbs::CREATE_WQ] = slot!("ibv_create_wq" => absent::null);
-    long[verbs::QUERY_RT_VALUES] = slot!("ibv_query_rt_values_ex" => absent::number);
-    long[verbs::CREATE_FLOW] = slot!("ibv_create_flow" => absent::null);
+    long[verbs::ALLOC_NULL_MR] = slot!("ibv_alloc_null_mr" ("pd") Pointer);
+    long[verbs::CREATE_COUNTERS] = slot!("ibv_create_counters" ("context init_attr") Pointer);
+    long[verbs::CREATE_FLOW_ACTION_ESP] =
+        slot!("ibv_create_flow_action_esp" ("context esp") Pointer);
+    long[verbs::MODIFY_QP_RATE_LIMIT] = slot!("ibv_modify_qp_rate_limit" ("qp attr") Number);
+    long[verbs::MODIFY_CQ] = slot!("ibv_modify_cq" ("cq attr") Number);
+    long[verbs::POST_SRQ_OPS] = slot!("ibv_post_srq_ops" ("srq op bad_op") Number => srq::post_ops);
+    long[verbs::CREATE_RWQ_IND_TABLE] =
+        slot!("ibv_create_rwq_ind_table" ("context init_attr") Pointer);
+    long[verbs::CREATE_WQ] = slot!("ibv_create_wq" ("context wq_init_attr") Pointer);
+    long[verbs::QUERY_RT_VALUES] = slot!("ibv_query_rt_values_ex" ("context values") Number);
+    long[verbs::CREATE_FLOW] = slot!("ibv_create_flow" ("qp flow") Pointer);
     Tables {
         ops: short,
         verbs: long,
@@ -132,7 +142,7 @@ mod tests {
         let (mut op, mut bad) = (0_u8, ptr::null_mut());
         let op = (&raw mut op).cast();
         // SAFETY: the second pointer is written.
-        let answer = unsafe { absent::post_srq_ops(ptr::null_mut(), op, &raw mut bad) };
+        let answer = unsafe { srq::post_ops(ptr::null_mut(), op, &raw mut bad) };
         assert_eq!((answer, bad), (libc::EOPNOTSUPP, op));
     }
 }

@@ -9,7 +9,6 @@ use verbs_api::Pd;
 use crate::abi::{IbvContext, IbvParentDomainInitAttr, IbvPd, IbvTd};
 use crate::context;
 use crate::errno::{Errno, code, pointer};
-use crate::lock::lock;
 use crate::object::Object;
 
 /// A protection domain: its public structure and the library's part.
@@ -55,7 +54,7 @@ pub unsafe extern "C-unwind" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
         let pd = state.context.alloc_pd().wait()?;
-        lock(&state.shared.pds).insert(pd.id().index, pd.clone());
+        state.shared.pds.lock().insert(pd.id().index, pd.clone());
         Ok(create(context, pd, Kind::Own))
     }))
 }
@@ -73,10 +72,10 @@ pub unsafe extern "C-unwind" fn dealloc(pd: *mut IbvPd) -> c_int {
             Kind::Own => {
                 // SAFETY: live, as was seen; a domain is live, so its device is.
                 let device = unsafe { context::own((*pd).context) }?;
-                let known = lock(&device.shared.pds).remove(&state.pd.id().index);
+                let known = device.shared.pds.lock().remove(&state.pd.id().index);
                 if let Err(error) = state.pd.clone().destroy().wait() {
                     if let Some(known) = known {
-                        lock(&device.shared.pds).insert(known.id().index, known);
+                        device.shared.pds.lock().insert(known.id().index, known);
                     }
                     return Err(error.into());
                 }
@@ -102,7 +101,7 @@ pub unsafe extern "C-unwind" fn dealloc(pd: *mut IbvPd) -> c_int {
 pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
-        let known = lock(&state.shared.pds).get(&handle).cloned();
+        let known = state.shared.pds.lock().get(&handle).cloned();
         Ok(create(
             context,
             known.ok_or(Errno(libc::ENOENT))?,

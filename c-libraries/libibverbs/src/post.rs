@@ -2,7 +2,7 @@
 //! here.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::iter::successors;
 use std::mem::ManuallyDrop;
 use std::{ptr, slice};
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn send(
     bad: *mut *mut IbvSendWr,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    let posted = direct(c"ibv_post_send", || unsafe { post(qp, first, bad) });
+    let posted = direct("ibv_post_send", || unsafe { post(qp, first, bad) });
     posted.unwrap_or_else(|errno| refused(errno, first, bad))
 }
 
@@ -364,7 +364,7 @@ pub(crate) unsafe fn whole(qp: *mut IbvQp, first: *mut IbvSendWr) -> Result<(), 
 // SAFETY of the callers: the list is one, and `bad` is null or writable.
 #[inline]
 unsafe fn each_receive(
-    name: &'static CStr,
+    name: &str,
     first: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
     max_sge: u32,
@@ -400,7 +400,7 @@ pub unsafe extern "C" fn recv(
     // SAFETY: as the caller promises.
     unsafe {
         let max_sge = state.cap.max_recv_sge;
-        each_receive(c"ibv_post_recv", first, bad, max_sge, |request| {
+        each_receive("ibv_post_recv", first, bad, max_sge, |request| {
             state.qp.post_receive(request)
         })
     }
@@ -420,7 +420,7 @@ pub unsafe extern "C" fn srq_recv(
     // SAFETY: as the caller promises.
     unsafe {
         let max_sge = own.max_sge();
-        each_receive(c"ibv_post_srq_recv", first, bad, max_sge, |request| {
+        each_receive("ibv_post_srq_recv", first, bad, max_sge, |request| {
             own.post_receive(request)
         })
     }
@@ -467,15 +467,8 @@ mod tests {
         };
         let mut bad = ptr::null_mut();
         // SAFETY: a list of two, and room for a pointer.
-        let posted = unsafe {
-            each_receive(
-                c"ibv_post_recv",
-                &raw mut requests[0],
-                &raw mut bad,
-                1,
-                post,
-            )
-        };
+        let posted =
+            unsafe { each_receive("ibv_post_recv", &raw mut requests[0], &raw mut bad, 1, post) };
         assert_eq!((posted, bad), (libc::EIO, second));
     }
 }

@@ -22,7 +22,6 @@ use crate::abi::{
 };
 use crate::builder::Builder;
 use crate::errno::{Errno, code, minus_one, pointer};
-use crate::lock::lock;
 use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{ah, context, cq, mr, pd, srq};
@@ -209,7 +208,11 @@ fn place(
     is_extended: bool,
 ) -> *mut IbvQpEx {
     let id = qp.id();
-    lock(&device.shared.qps).insert(qp.qp_num().value(), qp.clone());
+    device
+        .shared
+        .qps
+        .lock()
+        .insert(qp.qp_num().value(), qp.clone());
     let state = State {
         cap: qp.cap(),
         qp,
@@ -283,7 +286,7 @@ pub unsafe extern "C-unwind" fn destroy(qp: *mut IbvQp) -> c_int {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
         device.end(state.qp.id(), destruction(&state.qp))?;
-        lock(&device.shared.qps).remove(&state.qp.qp_num().value());
+        device.shared.qps.lock().remove(&state.qp.qp_num().value());
         Ok(())
     };
     // SAFETY: as the caller promises.

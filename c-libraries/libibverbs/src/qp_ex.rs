@@ -153,27 +153,35 @@ pub unsafe extern "C-unwind" fn open(
 
 fn slots() -> [Slot; 21] {
     let mut slots = [ptr::null(); 21];
-    slots[qp_ex::ATOMIC_CMP_SWP] = slot!(direct "ibv_wr_atomic_cmp_swp" => atomic_cmp_swp);
-    slots[qp_ex::ATOMIC_FETCH_ADD] = slot!(direct "ibv_wr_atomic_fetch_add" => atomic_fetch_add);
-    slots[qp_ex::BIND_MW] = slot!(direct "ibv_wr_bind_mw" => bind_mw);
-    slots[qp_ex::LOCAL_INV] = slot!(direct "ibv_wr_local_inv" => local_inv);
-    slots[qp_ex::RDMA_READ] = slot!(direct "ibv_wr_rdma_read" => rdma_read);
-    slots[qp_ex::RDMA_WRITE] = slot!(direct "ibv_wr_rdma_write" => rdma_write);
-    slots[qp_ex::RDMA_WRITE_IMM] = slot!(direct "ibv_wr_rdma_write_imm" => rdma_write_imm);
-    slots[qp_ex::SEND] = slot!(direct "ibv_wr_send" => send);
-    slots[qp_ex::SEND_IMM] = slot!(direct "ibv_wr_send_imm" => send_imm);
-    slots[qp_ex::SEND_INV] = slot!(direct "ibv_wr_send_inv" => send_inv);
-    slots[qp_ex::SET_UD_ADDR] = slot!(direct "ibv_wr_set_ud_addr" => set_ud_addr);
-    slots[qp_ex::SET_XRC_SRQN] = slot!(direct "ibv_wr_set_xrc_srqn" => set_xrc_srqn);
-    slots[qp_ex::SET_INLINE_DATA] = slot!(direct "ibv_wr_set_inline_data" => set_inline_data);
-    slots[qp_ex::SET_INLINE_DATA_LIST] =
-        slot!(direct "ibv_wr_set_inline_data_list" => set_inline_data_list);
-    slots[qp_ex::SET_SGE] = slot!(direct "ibv_wr_set_sge" => set_sge);
-    slots[qp_ex::SET_SGE_LIST] = slot!(direct "ibv_wr_set_sge_list" => set_sge_list);
-    slots[qp_ex::START] = slot!(direct "ibv_wr_start" => forget);
-    slots[qp_ex::COMPLETE] = slot!(direct "ibv_wr_complete" => complete);
-    slots[qp_ex::ABORT] = slot!(direct "ibv_wr_abort" => forget);
-    slots[qp_ex::ATOMIC_WRITE] = slot!(direct "ibv_wr_atomic_write" => atomic_write);
+    slots[qp_ex::ATOMIC_CMP_SWP] = slot!(direct "ibv_wr_atomic_cmp_swp" ("qp rkey:x remote_addr:w compare:w swap:w") Nothing => atomic_cmp_swp);
+    slots[qp_ex::ATOMIC_FETCH_ADD] = slot!(direct "ibv_wr_atomic_fetch_add" ("qp rkey:x remote_addr:w add:w") Nothing => atomic_fetch_add);
+    slots[qp_ex::BIND_MW] =
+        slot!(direct "ibv_wr_bind_mw" ("qp mw rkey:x bind_info") Nothing => bind_mw);
+    slots[qp_ex::LOCAL_INV] =
+        slot!(direct "ibv_wr_local_inv" ("qp invalidate_rkey:x") Nothing => local_inv);
+    slots[qp_ex::RDMA_READ] =
+        slot!(direct "ibv_wr_rdma_read" ("qp rkey:x remote_addr:w") Nothing => rdma_read);
+    slots[qp_ex::RDMA_WRITE] =
+        slot!(direct "ibv_wr_rdma_write" ("qp rkey:x remote_addr:w") Nothing => rdma_write);
+    slots[qp_ex::RDMA_WRITE_IMM] = slot!(direct "ibv_wr_rdma_write_imm" ("qp rkey:x remote_addr:w imm_data:x") Nothing => rdma_write_imm);
+    slots[qp_ex::SEND] = slot!(direct "ibv_wr_send" ("qp") Nothing => send);
+    slots[qp_ex::SEND_IMM] = slot!(direct "ibv_wr_send_imm" ("qp imm_data:x") Nothing => send_imm);
+    slots[qp_ex::SEND_INV] =
+        slot!(direct "ibv_wr_send_inv" ("qp invalidate_rkey:x") Nothing => send_inv);
+    slots[qp_ex::SET_UD_ADDR] = slot!(direct "ibv_wr_set_ud_addr" ("qp ah remote_qpn:x remote_qkey:x") Nothing => set_ud_addr);
+    slots[qp_ex::SET_XRC_SRQN] =
+        slot!(direct "ibv_wr_set_xrc_srqn" ("qp remote_srqn:x") Nothing => set_xrc_srqn);
+    slots[qp_ex::SET_INLINE_DATA] =
+        slot!(direct "ibv_wr_set_inline_data" ("qp addr length:z") Nothing => set_inline_data);
+    slots[qp_ex::SET_INLINE_DATA_LIST] = slot!(direct "ibv_wr_set_inline_data_list" ("qp num_buf:z buf_list") Nothing => set_inline_data_list);
+    slots[qp_ex::SET_SGE] =
+        slot!(direct "ibv_wr_set_sge" ("qp lkey:x addr:w length:i") Nothing => set_sge);
+    slots[qp_ex::SET_SGE_LIST] =
+        slot!(direct "ibv_wr_set_sge_list" ("qp num_sge:z sg_list") Nothing => set_sge_list);
+    slots[qp_ex::START] = slot!(direct "ibv_wr_start" ("qp") Nothing => forget);
+    slots[qp_ex::COMPLETE] = slot!(direct "ibv_wr_complete" ("qp") Number => complete);
+    slots[qp_ex::ABORT] = slot!(direct "ibv_wr_abort" ("qp") Nothing => forget);
+    slots[qp_ex::ATOMIC_WRITE] = slot!(direct "ibv_wr_atomic_write" ("qp rkey:x remote_addr:w atomic_wr") Nothing => atomic_write);
     slots
 }
 
@@ -212,7 +220,7 @@ unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
     let builder = unsafe { builder(qp) };
-    let posted = direct(c"ibv_wr_complete", || {
+    let posted = direct("ibv_wr_complete", || {
         // SAFETY: a list that ends with null, of requests that live until this returns.
         code((builder.link()).and_then(|first| unsafe { post::whole(qp.cast(), first) }))
     });

@@ -6,8 +6,9 @@
 //! which only reads use and which is reported to nothing else.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use verbs_api::provider::RwLock;
 use verbs_api::{Access, Context, Sge, capability::BaselineGaps, ids::LKey};
 
 /// The second keys, by the lkeys that the program knows.
@@ -28,18 +29,18 @@ impl Sinks {
     }
 
     pub(crate) fn insert(&self, lkey: u32, sink: LKey) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write();
         all.insert(lkey, sink);
     }
 
     pub(crate) fn remove(&self, lkey: u32) {
-        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.write();
         all.remove(&lkey);
     }
 
     /// The SGE to post for the destination of a read: with the second key of its MR, if it has one.
     pub fn entry(&self, sge: &Sge) -> Sge {
-        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.read();
         let lkey = all.get(&sge.lkey().value()).copied().unwrap_or(sge.lkey());
         // SAFETY: `lkey` is the program's own number or the key of a region made for it; there are no buffer pools here.
         unsafe { Sge::from_raw(sge.addr(), sge.length(), lkey) }

@@ -227,3 +227,19 @@ pub unsafe extern "C-unwind" fn destroy(srq: *mut IbvSrq) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { SrqObject::end(srq, end) })
 }
+
+/// `ibv_post_srq_ops`, for tag matching, which no device here has: the first operation fails.
+///
+/// # Safety
+/// `bad_op` is null or writable.
+pub unsafe extern "C-unwind" fn post_ops(
+    _srq: *mut c_void,
+    op: *mut c_void,
+    bad_op: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    if let Some(bad_op) = unsafe { bad_op.as_mut() } {
+        *bad_op = op;
+    }
+    Errno::OPNOTSUPP.set()
+}

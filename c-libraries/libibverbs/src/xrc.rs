@@ -3,15 +3,14 @@
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
-use std::sync::Mutex;
 
 use ::xrc::{OpenXrcd, Xrc, Xrcd};
 use verbs_api::DestroyError;
+use verbs_api::provider::Mutex;
 
 use crate::abi::{IbvContext, IbvXrcd, IbvXrcdInitAttr};
 use crate::context;
 use crate::errno::{Errno, code, pointer};
-use crate::lock::lock;
 use crate::object::Object;
 
 /// An XRC domain: its public structure and the library's part, `None` while it is being closed.
@@ -33,7 +32,7 @@ pub unsafe fn with<T>(
 ) -> Result<T, Errno> {
     // SAFETY: as the caller promises.
     let own = unsafe { XrcdObject::own(xrcd) }?;
-    lock(own).as_ref().ok_or(Errno::INVAL).and_then(what)
+    own.lock().as_ref().ok_or(Errno::INVAL).and_then(what)
 }
 
 /// Implements the slot `open_xrcd` of `verbs_context`.
@@ -78,7 +77,7 @@ pub unsafe extern "C-unwind" fn open(
 /// The program does not use the structure after this call.
 pub unsafe extern "C-unwind" fn close(xrcd: *mut IbvXrcd) -> c_int {
     let end = |own: &Mutex<Option<Xrcd>>| {
-        let mut slot = lock(own);
+        let mut slot = own.lock();
         let open = slot.take().ok_or(Errno::INVAL)?;
         if let Err(error) = open.close() {
             let kind = error.kind();

@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs::connection::source_of;
 use polyverbs_connection::{ConnectError, Connector};
@@ -13,12 +13,11 @@ use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvPd};
 use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::device::{self, ListedDevice};
 use polyverbs_libibverbs::errno::{Errno, pointer};
-use polyverbs_libibverbs::lock::lock;
 use polyverbs_libibverbs::open::open_device;
 use polyverbs_libibverbs::pd;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
-use verbs_api::provider::PerProcess;
+use verbs_api::provider::{Mutex, PerProcess};
 use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport, provider::errno_of};
 
@@ -93,7 +92,7 @@ impl CmDevice {
     /// # Errors
     /// The device has no room for another PD.
     pub fn pd(&self) -> Result<*mut IbvPd, Errno> {
-        let mut pd = lock(&self.pd);
+        let mut pd = self.pd.lock();
         if pd.is_null() {
             // SAFETY: the device is never closed.
             *pd = unsafe { pd::alloc(self.public) };
@@ -109,7 +108,7 @@ impl CmDevice {
 static OPENED: PerProcess<Mutex<Vec<Arc<CmDevice>>>> = PerProcess::new(Mutex::default);
 
 fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
-    let mut devices = lock(&OPENED);
+    let mut devices = OPENED.lock();
     let found = devices.iter().find(|device| ptr::eq(device.listed, listed));
     if let Some(found) = found {
         return Ok(Arc::clone(found));

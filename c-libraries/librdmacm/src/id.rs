@@ -5,12 +5,12 @@
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs_libibverbs::abi::{IbvGid, qp_type};
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::lock::lock;
 use polyverbs_libibverbs::object::Object;
+use verbs_api::provider::Mutex;
 use verbs_api::{Transport, capability::Mtu, ids::Gid};
 
 use crate::abi::{
@@ -303,7 +303,7 @@ pub(crate) fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remot
     };
     if device.transport() == Transport::InfiniBand {
         let addr = &public.route.addr.ib;
-        let mut path = lock(&own.path);
+        let mut path = own.path.lock();
         **path = path_between(device, addr.sgid, addr.dgid);
         public.route.path_rec = &raw mut **path;
         public.route.num_paths = 1;

@@ -3,11 +3,9 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::sync::Mutex;
 
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::lock::lock;
-use verbs_api::provider::{PerProcess, random};
+use verbs_api::provider::{Mutex, PerProcess, random};
 
 use crate::device::Service;
 
@@ -58,7 +56,7 @@ impl Port {
     /// # Errors
     /// Another identifier has the port, at this address; or one of the two is bound to a wildcard address.
     pub(crate) fn take(service: Service, at: SocketAddr, sharing: Sharing) -> Result<Self, Errno> {
-        let mut bound = lock(&BOUND);
+        let mut bound = BOUND.lock();
         let of_others = bound.iter().filter(|other| {
             let is_same = other.service == service && other.at.port() == at.port();
             let is_shared = other.sharing.reuses_address && sharing.reuses_address;
@@ -110,7 +108,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        let mut bound = lock(&BOUND);
+        let mut bound = BOUND.lock();
         let is_this = |other: &Bound| other.service == self.service && other.at == self.at;
         if let Some(place) = bound.iter().position(is_this) {
             bound.swap_remove(place);

@@ -6,16 +6,15 @@ use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
 };
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpEx, IbvQpInitAttr};
 use polyverbs_libibverbs::events::Events;
-use polyverbs_libibverbs::lock::lock;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::random;
+use verbs_api::provider::{Condvar, Mutex, random};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{Context, ids::Psn};
 
@@ -209,7 +208,7 @@ impl Inner {
 
     /// Locks the state of the identifier.
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Stores the address of the public structure.
@@ -230,7 +229,7 @@ impl Inner {
             drop(state);
             return drop(data);
         }
-        *lock(&self.events) += 1;
+        *self.events.lock() += 1;
         state.channel.push(Queued {
             of: Arc::clone(self),
             event,
@@ -241,16 +240,15 @@ impl Inner {
 
     /// Notes that the program has acknowledged an event, or will not get it.
     pub fn acknowledged(&self) {
-        *lock(&self.events) -= 1;
+        *self.events.lock() -= 1;
         self.is_acknowledged.notify_all();
     }
 
     /// Waits until at most as many events as `left` returns are unfetched or unacknowledged.
     pub fn wait_for_acknowledgement(&self, left: impl Fn() -> usize) {
-        let mut events = lock(&self.events);
+        let mut events = self.events.lock();
         while *events > left() {
-            let woken = self.is_acknowledged.wait(events);
-            events = woken.unwrap_or_else(PoisonError::into_inner);
+            events = self.is_acknowledged.wait(events);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The library as C programs see it.
 
+mod absent;
 mod forks;
 mod hostile;
 mod kept;

@@ -2,12 +2,13 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectError, Connector};
+use polyverbs::provider::Mutex;
 use polyverbs::{Device, Requirements, Transport};
 use serde_json::json;
 
@@ -211,14 +212,14 @@ impl Pings {
     ) -> anyhow::Result<Tally> {
         let tally = Arc::new(Mutex::new(Tally::default()));
         let (shared, address) = (Arc::clone(&tally), self.address);
-        interrupt::says(Ending::AtOnce, move || locked(&shared).to_string());
+        interrupt::says(Ending::AtOnce, move || shared.lock().to_string());
         for number in 1..=self.count {
             if number > 1 {
                 thread::sleep(self.interval);
             }
-            locked(&tally).sent += 1;
+            tally.lock().sent += 1;
             let time = once()?;
-            locked(&tally).times.extend(time);
+            tally.lock().times.extend(time);
             let line = match time {
                 _ if self.json => {
                     let seconds = time.map(|time| time.as_secs_f64());
@@ -229,7 +230,7 @@ impl Pings {
             };
             say!("{line}")?;
         }
-        let tally = locked(&tally).clone();
+        let tally = tally.lock().clone();
         Ok(tally)
     }
 }
@@ -282,10 +283,6 @@ impl std::fmt::Display for Tally {
         let [min, median, max] = spread.map(seconds);
         write!(f, ": min {min}, median {median}, max {max}")
     }
-}
-
-fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
-    tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns a local address that differs from `to`: `from` if it does, or, for IPv4, another one in 127.0.0.0/8, which all

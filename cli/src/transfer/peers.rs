@@ -9,12 +9,13 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::Started;
 use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
+use polyverbs::provider::Mutex;
 
 use super::{INTERRUPTED, PAUSE, Result};
 
@@ -144,7 +145,7 @@ impl Peers {
     /// Whether a peer at this address can get no place. If so, the peer that is idle for longest has to give way, if it has
     /// been idle for long enough.
     fn is_full(&self, from: Option<IpAddr>) -> bool {
-        let served = locked(&self.served);
+        let served = self.served.lock();
         let of_address = served.iter().filter(|peer| peer.from == from).count();
         let is_much = of_address >= self.most.div_ceil(2);
         let is_full = is_much || served.len() >= self.most;
@@ -169,7 +170,7 @@ impl Peers {
                 gives_way: false,
             }),
         });
-        locked(&self.served).push(Arc::clone(&peer));
+        self.served.lock().push(Arc::clone(&peer));
         Some(Place { peers: self, peer })
     }
 }
@@ -196,7 +197,10 @@ struct Place<'p> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        locked(&self.peers.served).retain(|peer| !Arc::ptr_eq(peer, &self.peer));
+        self.peers
+            .served
+            .lock()
+            .retain(|peer| !Arc::ptr_eq(peer, &self.peer));
     }
 }
 
@@ -218,12 +222,12 @@ struct State {
 impl Peer {
     /// Notes that the peer has made progress, which ends its idle time.
     pub(crate) fn steps(&self) {
-        locked(&self.state).since = Some(Instant::now());
+        self.state.lock().since = Some(Instant::now());
     }
 
     /// Notes that the peer has moved `bytes`. Its idle time ends when it has moved [`LEAST`] since it last ended.
     pub(crate) fn moves(&self, bytes: u64) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.moved += bytes;
         if state.moved >= LEAST {
             state.since = Some(Instant::now());
@@ -234,18 +238,18 @@ impl Peer {
 
     /// Notes that the peer waits for this side, which is not idle time.
     pub(crate) fn waits(&self) {
-        locked(&self.state).since = None;
+        self.state.lock().since = None;
     }
 
     /// Returns how long the peer has been idle.
     pub(crate) fn idle(&self) -> Duration {
-        let since = locked(&self.state).since;
+        let since = self.state.lock().since;
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     fn give_way(&self) {
         let idle = self.idle();
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let patience = match state.has_moved {
             true => GIVES_WAY,
             false => GIVES_WAY_AT_FIRST,
@@ -255,14 +259,10 @@ impl Peer {
 
     /// Fails if the peer has been idle for too long, or has to give way to another one.
     pub(crate) fn check(&self) -> Result<()> {
-        let gives_way = locked(&self.state).gives_way;
+        let gives_way = self.state.lock().gives_way;
         if gives_way || self.idle() >= self.timeout {
             return Err("nothing came from the other side for too long".into());
         }
         Ok(())
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

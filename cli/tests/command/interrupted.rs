@@ -2,8 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 use test_kit::waiting::until;
 
 use super::Folder;
@@ -19,13 +18,13 @@ impl Running {
                 .lines()
                 .find_map(|line| line.strip_prefix("SigBlk:\t"));
             let blocked = u64::from_str_radix(blocked.unwrap(), 16).unwrap();
-            blocked & 1 << (Signal::SIGINT as u64 - 1) != 0
+            blocked & 1 << (Signal::INT.as_raw() - 1) != 0
         });
     }
 
     /// Its status, and its standard error.
     fn interrupt(self, signal: Signal) -> (Option<i32>, String) {
-        kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
+        kill_process(Pid::from_raw(self.0.id() as i32).unwrap(), signal).unwrap();
         let (status, stderr) = self.status();
         (status.code(), stderr)
     }
@@ -33,7 +32,7 @@ impl Running {
 
 #[test]
 fn a_copy_leaves_its_target_as_it_was() {
-    for (device, signal, status) in [("ib0", Signal::SIGINT, 130), ("iw0", Signal::SIGTERM, 143)] {
+    for (device, signal, status) in [("ib0", Signal::INT, 130), ("iw0", Signal::TERM, 143)] {
         let folder = Folder::new();
         let (from, within) = (folder.endless(), folder.path("within"));
         std::fs::create_dir(&within).unwrap();
@@ -78,8 +77,8 @@ fn an_interrupted_put_leaves_no_file_on_either_side() {
             ..
         } = server;
         let (ended, told) = match interrupts_put {
-            true => put.interrupt(Signal::SIGINT),
-            false => process.interrupt(Signal::SIGINT),
+            true => put.interrupt(Signal::INT),
+            false => process.interrupt(Signal::INT),
         };
         assert_eq!(ended, Some(130), "{told}");
         let expected = match interrupts_put {
@@ -106,7 +105,7 @@ fn an_interrupted_capture_has_what_was_captured() {
         line.clear();
         assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it has ended");
     }
-    running.interrupt(Signal::SIGINT);
+    running.interrupt(Signal::INT);
     let told = super::text(&["dissect", path(&packets)]);
     assert!(told.contains("RoCEv2"), "{told}");
 }
@@ -132,7 +131,7 @@ fn an_interrupt_ends_measurements_and_probes_at_once() {
         Running::new(&["rds", "stress", "127.0.42.5", "--listen", "--device", "iw0"]),
     ] {
         running.takes_signals();
-        let (status, told) = running.interrupt(Signal::SIGINT);
+        let (status, told) = running.interrupt(Signal::INT);
         assert_eq!(status, Some(130), "{told}");
         assert!(told.starts_with("polyverbs: interrupted"), "{told}");
         assert_eq!(told.lines().count(), 1, "{told}");

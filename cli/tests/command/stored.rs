@@ -6,8 +6,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
+use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::network::{DEVICES, Running, Server, arrives, path};
 use super::{Folder, complaint, text};
@@ -94,7 +93,7 @@ fn a_server_deletes_only_what_servers_have_left() {
     fs::write(apart.join("part-left"), "by a server").unwrap();
     symlink(&elsewhere, apart.join("part-link")).unwrap();
     for fifo in [stored.join(".fifo.part"), apart.join("part-fifo")] {
-        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        mkfifoat(CWD, &fifo, Mode::RWXU).unwrap();
     }
     let mut server = Server::within(within, "ib0", "127.0.24.6:0", &[], &[]);
     arrives(&mut server, "ib0", 5000, &[]);

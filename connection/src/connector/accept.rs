@@ -1,7 +1,8 @@
 //! Accepting a connection request: brings the queue pair up, sends the reply, and waits until the peer has completed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{CmEvent, ConnectError, Offer, Refusal, Sink};
 use verbs_api::{PathOptions, QpEndpoint, VerbError};
 
@@ -101,7 +102,7 @@ impl Accept {
     }
 
     fn reached(&self, update: impl FnOnce(&mut AcceptProgress)) {
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress.lock();
         update(&mut progress);
         let is_done = progress.queue_pair && progress.peer;
         drop(progress);

@@ -1,9 +1,10 @@
 //! The passive side: listeners, and the requests that they receive.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs_engine::log_event;
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
     ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Token,
 };

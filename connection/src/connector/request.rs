@@ -1,7 +1,8 @@
 //! Pending calls of a program.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{CmEvent, ConnectError};
 use verbs_api::{
     Context, Started, VerbError,
@@ -44,11 +45,7 @@ pub(super) fn begin<T: Send + 'static>(
 
 impl<T: Send + 'static> Request<T> {
     pub(crate) fn end(&self, outcome: Result<T, ConnectError>) {
-        let pending = self
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let pending = self.pending.lock().take();
         let outcome = match &pending {
             // The failures that the removal of a device causes may be reported before the removal.
             Some(pending) if outcome.is_err() && is_removed(&pending.context) => {

@@ -1,13 +1,13 @@
 //! One side of a connection: its events, and the calls and watchers that wait for them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use polyverbs_engine::log_event;
-use verbs_api::provider::Completer;
 use verbs_api::provider::backend::{
     Backend, BringUp, CmEvent, ConnectError, PrivateDataLimits, Refusal, Sink, Token,
 };
+use verbs_api::provider::{Completer, Mutex};
 use verbs_api::qp::QpAttributes;
 use verbs_api::{Context, Started, VerbError};
 
@@ -21,7 +21,7 @@ pub(super) struct Established(Arc<Mutex<Vec<Weak<Side>>>>);
 
 impl Established {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Side>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn add(&self, side: &Arc<Side>) {
@@ -98,7 +98,7 @@ impl Side {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, SideState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn set_token(&self, token: Token) {

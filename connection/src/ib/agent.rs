@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
@@ -14,7 +14,7 @@ use verbs_api::provider::backend::{
     PrivateDataLimits, Question, Refusal, Sink, Token, ping_by_question,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
-use verbs_api::provider::random;
+use verbs_api::provider::{Mutex, random};
 use verbs_api::qp::{Half, QpType};
 use verbs_api::{
     QpEndpoint, VerbError,
@@ -113,7 +113,7 @@ impl Agent {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn port(&self) -> Result<Arc<dyn ManagementPort>, ConnectError> {
@@ -156,7 +156,7 @@ impl Agent {
     // Sends the messages, then returns the next notice to deliver: the answer to an event leaves before a program sees the
     // event.
     fn send(&self, port: &dyn ManagementPort, now: Time, notifies: &mut bool) -> Option<Notice> {
-        let in_order = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_order = self.sending.lock();
         let mut has_sent = false;
         let notice = loop {
             let mut state = self.lock();

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
 use polyverbs_wire::iwarp::terminate::{MAX_LEN, TerminateCode};
 use polyverbs_wire::iwarp::{self as wire, Framing, Opcode, Untagged, ddp};
 use polyverbs_wire::layout::Header as _;
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
     Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink, PrivateDataLimits, Refusal, Sink,
     Token,
@@ -52,7 +53,7 @@ impl Agent {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn port(&self) -> Result<Arc<dyn StreamPort>, ConnectError> {
@@ -157,7 +158,7 @@ fn as_time(now: Duration) -> Time {
 
 impl End {
     fn lock(&self) -> MutexGuard<'_, EndState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn offer(&self, stream: Qpn, depths: Option<(Depth, Depth)>, private_data: Vec<u8>) -> Offer {

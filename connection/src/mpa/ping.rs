@@ -4,10 +4,11 @@
 //! demands markers, so that Linux's siw rejects it. Any reply counts as an answer.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use polyverbs_wire::iwarp::start::{self, Kind, MAX_START_LEN, Start};
+use verbs_api::provider::Mutex;
 use verbs_api::provider::carrier::{StreamClose, StreamEnd, StreamPort, StreamSink};
 use verbs_api::{VerbError, ids::Qpn};
 
@@ -74,7 +75,7 @@ struct State {
 
 impl Pinging {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn end(&self, mut state: MutexGuard<'_, State>, outcome: Result<(), ConnectError>) {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::qp::QpAttributes;
@@ -11,7 +11,7 @@ use polyverbs_connection::{ConnectError, Connector, InProcess, PrivateDataLimits
 use verbs_api::capability::{DeviceAttributes, Grant};
 use verbs_api::provider::backend::{Backend, BringUp, ListenSink, Offer, Refusal, Sink, Token};
 use verbs_api::provider::carrier::Carrier;
-use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
+use verbs_api::provider::{ContextOps, DeviceOps, EventSink, Mutex};
 use verbs_api::{Device, ids::Psn};
 
 use crate::rig::{End, open};
@@ -104,7 +104,7 @@ impl Backend for Network {
         Ok(match &self.brought_up {
             BroughtUp::WithChanges(change) => BringUp::Steps(Box::new(change(planned))),
             BroughtUp::By(next) => {
-                let qp = next.lock().unwrap().pop_front().unwrap();
+                let qp = next.lock().pop_front().unwrap();
                 qp.modify_in_turn(planned).on_done(Result::unwrap);
                 BringUp::ByBackend
             }
@@ -167,9 +167,9 @@ fn a_backend_brings_queue_pairs_up_itself() {
         };
         let [active, passive] = &ends;
         let in_turn = [passive.qp.clone(), active.qp.clone()];
-        next.lock().unwrap().extend(in_turn);
+        next.lock().extend(in_turn);
         connect(&ends);
-        assert!(next.lock().unwrap().is_empty());
+        assert!(next.lock().is_empty());
     }
 }
 

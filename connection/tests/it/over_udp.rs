@@ -1,10 +1,11 @@
 //! Connections of devices on an IP network: InfiniBand's connection manager over queue pair 1.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs::qp::QpState;
 use polyverbs::{PathOptions, QpOptions, WcStatus, ids::LinkAddress};
 use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, Refusal};
+use verbs_api::provider::Mutex;
 
 use crate::rig::{End, error, state, udp_device};
 
@@ -166,7 +167,7 @@ fn an_unsent_message_fails_with_the_error_number() {
     let end = End::udp("127.0.21.4");
     // Datagrams to a broadcast address need an option of the socket.
     let to = "255.255.255.255:7".parse().unwrap();
-    let refused = ConnectError::Unsent(nix::libc::EACCES);
+    let refused = ConnectError::Unsent(libc::EACCES);
     assert_eq!(error(end.request(to, ConnectionOptions::new())), refused);
     assert_eq!(error(end.connector.resolve(to, b"who")), refused);
     assert_eq!(error(end.connector.ping(to)), refused);
@@ -266,7 +267,7 @@ fn each_event_is_reported_once_and_in_order() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let note = |what: &'static str| {
         let told = Arc::clone(&told);
-        move || told.lock().unwrap().push(what)
+        move || told.lock().push(what)
     };
     let listener = far.listen();
     let asked = near.request(listener.address(), ConnectionOptions::new());
@@ -279,18 +280,18 @@ fn each_event_is_reported_once_and_in_order() {
     let keep = Arc::clone(&at_far);
     accepted.on_done(move |connection| {
         established();
-        *keep.lock().unwrap() = Some(connection.unwrap());
+        *keep.lock() = Some(connection.unwrap());
     });
     let at_near = pending.complete().wait().unwrap();
-    let at_far = test_kit::waiting::until_some(|| at_far.lock().unwrap().take());
+    let at_far = test_kit::waiting::until_some(|| at_far.lock().take());
     let (first, second) = (note("ended"), note("ended"));
     at_far.disconnected().on_done(move |_| first());
     at_near.disconnected().on_done(move |_| second());
     at_near.disconnect().wait().unwrap();
     at_far.disconnected().wait().unwrap();
-    test_kit::waiting::until(|| told.lock().unwrap().len() >= 5);
+    test_kit::waiting::until(|| told.lock().len() >= 5);
     // All messages that either side has sent arrive before this answer.
     near.connector.ping(far.at(0)).wait().unwrap();
     let expected = ["asked", "accepted", "established", "ended", "ended"];
-    assert_eq!(*told.lock().unwrap(), expected);
+    assert_eq!(*told.lock(), expected);
 }

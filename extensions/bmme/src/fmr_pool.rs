@@ -7,10 +7,11 @@
 //! peer, because a stream transport needs two sides; nothing is ever sent between them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use thiserror::Error;
 
+use verbs_api::provider::Mutex;
 use verbs_api::{
     Access, Batch, Completion, Cq, Features, MrKey, Operations, PageList, Pd, Qp, QpOptions, RKey,
     RemoteAddress, Sge, Started, VerbError, WcStatus,
@@ -285,7 +286,7 @@ impl FmrPool {
 
     /// Returns how many slots can be taken without unmapping dropped ones first.
     pub fn available(&self) -> usize {
-        self.inner.state().clean.len()
+        self.inner.state.lock().clean.len()
     }
 
     /// Takes a slot. If only dropped slots are left, they are unmapped first.
@@ -294,11 +295,11 @@ impl FmrPool {
     /// All slots are in use, or dropped ones are still being unmapped.
     #[doc(alias = "ib_alloc_fmr")]
     pub fn take(&self) -> Result<Fmr, FmrError> {
-        let mut state = self.inner.state();
+        let mut state = self.inner.state.lock();
         if state.clean.is_empty() {
             drop(state);
             drop(self.flush());
-            state = self.inner.state();
+            state = self.inner.state.lock();
         }
         let pool_size = self.inner.options.pool_size;
         let slot = state.clean.pop().ok_or(FmrError::Exhausted { pool_size })?;
@@ -405,7 +406,7 @@ impl Fmr {
 impl Drop for Fmr {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        let mut state = self.pool.state();
+        let mut state = self.pool.state.lock();
         if slot.maps == 0 {
             return state.clean.push(slot);
         }
@@ -419,10 +420,6 @@ impl Drop for Fmr {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn map(
         self: &Arc<Self>,
         slot: &mut Slot,
@@ -493,7 +490,7 @@ impl Inner {
     }
 
     fn flush(self: &Arc<Self>) -> Started<(), FmrError> {
-        let mut slots = std::mem::take(&mut self.state().dirty);
+        let mut slots = std::mem::take(&mut self.state.lock().dirty);
         let started = self.unmap(&mut slots);
         self.give_back(slots, started)
     }
@@ -508,7 +505,7 @@ impl Inner {
         let (started, completer) = Started::pending();
         unmapped.on_done(move |result| {
             if let Some(pool) = pool.upgrade() {
-                let mut state = pool.state();
+                let mut state = pool.state.lock();
                 for slot in slots {
                     match slot.registered {
                         None if result.is_ok() => state.clean.push(slot),
@@ -539,7 +536,7 @@ impl Inner {
         }
         let posted = self.qp.post(&mut batch);
         if let Err(error) = posted {
-            self.state().waiting.remove(&id);
+            self.state.lock().waiting.remove(&id);
             return (
                 batch.len(),
                 Started::ready(Err(FmrError::Post(error.reason))),
@@ -550,7 +547,7 @@ impl Inner {
     }
 
     fn expect<T: Send + 'static>(&self, completer: Completer<T, FmrError>, outcome: T) -> u64 {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.next += 1;
         let id = state.next;
         let waiting = move |status: WcStatus| {
@@ -568,13 +565,13 @@ impl Inner {
         let mut slots: [Completion; 16] = Default::default();
         while let Ok(done) = self.cq.poll(&mut slots) {
             for done in done.iter() {
-                let waiting = self.state().waiting.remove(&done.wr_id);
+                let waiting = self.state.lock().waiting.remove(&done.wr_id);
                 if let Some(end) = waiting {
                     end(done.status);
                 }
             }
             let is_quiet = done.is_empty();
-            if is_quiet && (self.state().waiting.is_empty() || !self.has_missed()) {
+            if is_quiet && (self.state.lock().waiting.is_empty() || !self.has_missed()) {
                 return;
             }
         }

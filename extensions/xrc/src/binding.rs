@@ -1,17 +1,17 @@
 //! XRC on real devices: domains, queues and queue pairs of the library.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use rdma_core_provider::OpenDevice;
 use rdma_core_provider::binding::{Binding, BindingPart, Described, Gains};
 use rdma_core_provider::xrc::{OpenFlags, XrcQp, Xrcd};
 use verbs_api::objects::{DeviceId, Holder};
-use verbs_api::provider::{PerProcess, Reply};
+use verbs_api::provider::{Mutex, PerProcess, Reply};
 use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};
 
 use crate::XrcFeatures;
-use crate::opening::{FileId, Opening, lock};
+use crate::opening::{FileId, Opening};
 
 /// The implementation of XRC on devices of `libibverbs`.
 pub struct OnDevices;
@@ -61,7 +61,7 @@ fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {
     let Some(file) = file else {
         return Arc::default();
     };
-    let mut known = lock(&KNOWN);
+    let mut known = KNOWN.lock();
     known.retain(|one| one.openings.strong_count() > 0);
     let mut same = known
         .iter()
@@ -96,7 +96,7 @@ pub(crate) fn open(
     let then = move |opened: Result<Arc<Xrcd>, VerbError>| {
         reply.send(opened.map(|xrcd| {
             let openings = openings_of(id, file);
-            let mut all = lock(&openings);
+            let mut all = openings.lock();
             all.opened += 1;
             all.all.retain(|known| known.strong_count() > 0);
             all.all.push(Arc::downgrade(&xrcd));
@@ -117,7 +117,7 @@ impl Opening for OnDevice {
     }
 
     fn close(&self) -> Result<(), Vec<Holder>> {
-        let mut openings = lock(&self.openings);
+        let mut openings = self.openings.lock();
         let members = openings.members();
         if openings.opened == 1 && !members.is_empty() {
             return Err(members);
@@ -134,6 +134,6 @@ impl Opening for OnDevice {
     }
 
     fn forget(&self) {
-        lock(&self.openings).opened -= 1;
+        self.openings.lock().opened -= 1;
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -14,10 +14,10 @@ use polyverbs_engine::emulation::{Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
 use rdma_core_provider::xrc::OpenFlags;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
-use verbs_api::provider::PerProcess;
+use verbs_api::provider::{Mutex, PerProcess};
 use verbs_api::{VerbError, objects::DeviceId};
 
-use crate::opening::{FileId, lock};
+use crate::opening::FileId;
 use crate::target::SharedTarget;
 
 /// An XRC domain of an emulated device: its shared receive queues and its targets, each by number.
@@ -62,7 +62,7 @@ impl Domain {
         file: FileId,
         flags: OpenFlags,
     ) -> Result<Arc<Self>, VerbError> {
-        let mut known = lock(&KNOWN);
+        let mut known = KNOWN.lock();
         // A thread may hold a reference for a moment after the domain has ended.
         known.retain(|one| one.domain.upgrade().is_some_and(|domain| domain.is_there()));
         let domain = known
@@ -77,7 +77,7 @@ impl Domain {
                 "the file has a domain already, and a new one was asked for",
             )),
             Some(domain) => {
-                domain.contents().opened += 1;
+                domain.contents.lock().opened += 1;
                 Ok(domain)
             }
             None if flags.create => {
@@ -109,7 +109,7 @@ impl Domain {
 
     /// Closes one opening. If it is the last one and objects of the domain exist, it fails with Busy and returns those.
     pub(crate) fn close(&self) -> Result<(), Vec<Holder>> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         if contents.opened == 1 {
             let holders: Vec<_> = contents.holders().collect();
             if !holders.is_empty() {
@@ -122,7 +122,7 @@ impl Domain {
 
     /// Closes one opening whose handle was dropped. Objects of the domain continue to exist.
     pub(crate) fn forget_opening(&self) {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         contents.opened = contents.opened.saturating_sub(1);
     }
 
@@ -132,7 +132,7 @@ impl Domain {
         id: ObjectId,
         target: impl Fn(u32) -> Target,
     ) -> Result<u32, VerbError> {
-        let mut contents = self.contents();
+        let mut contents = self.contents.lock();
         let number = (0..LAST_NUMBER)
             .map(|_| NUMBERS.fetch_add(1, Ordering::Relaxed) % LAST_NUMBER + 1)
             .find(|number| !contents.srqs.contains_key(number))
@@ -142,31 +142,27 @@ impl Domain {
     }
 
     pub(crate) fn remove_srq(&self, number: u32) {
-        let removed = self.contents().srqs.remove(&number);
+        let removed = self.contents.lock().srqs.remove(&number);
         drop(removed);
     }
 
     pub(crate) fn add_target(&self, qpn: u32, shared: Arc<SharedTarget>) {
-        self.contents().targets.insert(qpn, shared);
+        self.contents.lock().targets.insert(qpn, shared);
     }
 
     pub(crate) fn remove_target(&self, qpn: u32) {
-        let removed = self.contents().targets.remove(&qpn);
+        let removed = self.contents.lock().targets.remove(&qpn);
         drop(removed);
     }
 
     pub(crate) fn find_target(&self, qpn: u32) -> Option<Arc<SharedTarget>> {
-        self.contents().targets.get(&qpn).cloned()
+        self.contents.lock().targets.get(&qpn).cloned()
     }
 
     // The domain exists until all openings are closed and no object lives.
     fn is_there(&self) -> bool {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         contents.opened > 0 || contents.holders().next().is_some()
-    }
-
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        lock(&self.contents)
     }
 }
 
@@ -183,7 +179,7 @@ impl Contents {
 
 impl Targets for Domain {
     fn target(&self, number: u32) -> Option<Arc<Target>> {
-        let contents = self.contents();
+        let contents = self.contents.lock();
         if rules::is_broken(Rule::NamedQueue) {
             let all = contents.srqs.values().map(|(_, target)| target);
             return all.min_by_key(|target| target.number).cloned();
@@ -209,7 +205,7 @@ struct Claim {
 
 impl Claim {
     fn of(file: FileId) -> Result<Arc<Self>, VerbError> {
-        let mut claims = lock(&CLAIMS);
+        let mut claims = CLAIMS.lock();
         claims.retain(|(_, claim)| claim.strong_count() > 0);
         let mut known = claims.iter().filter(|(known, _)| *known == file);
         if let Some(claim) = known.find_map(|(_, claim)| claim.upgrade()) {

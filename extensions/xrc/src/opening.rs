@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use verbs_api::objects::Holder;
 use verbs_api::{extension::Held, ids::Qpn};
@@ -46,8 +45,4 @@ pub(crate) trait Opening: Send + Sync {
 
     /// Closes the opening because its handle was dropped. Objects of the domain continue to exist.
     fn forget(&self);
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

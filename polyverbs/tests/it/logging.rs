@@ -1,7 +1,7 @@
 //! What a program sees of its devices and connections with a subscriber of `tracing`.
 
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions, VirtualClock};
@@ -12,6 +12,7 @@ use polyverbs::{
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
+use verbs_api::provider::Mutex;
 
 /// Keeps each event as a line: level, message and fields.
 #[derive(Clone, Default)]
@@ -22,7 +23,7 @@ impl Lines {
     fn of(run: impl FnOnce()) -> Vec<String> {
         let lines = Self::default();
         tracing::subscriber::with_default(lines.clone(), run);
-        std::mem::take(&mut *lines.0.lock().unwrap())
+        std::mem::take(&mut *lines.0.lock())
     }
 }
 
@@ -42,7 +43,7 @@ impl Subscriber for Lines {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line(event.metadata().level().to_string());
         event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
+        self.0.lock().push(line.0);
     }
 
     fn enter(&self, _: &Id) {}

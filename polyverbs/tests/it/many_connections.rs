@@ -8,7 +8,7 @@ use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 
 use polyverbs::connection::{ConnectionOptions, Connector};
@@ -20,6 +20,7 @@ use polyverbs::{
     wr::{self, ReceiveRequest, WorkRequest},
 };
 use test_kit::process::ChildProcess;
+use verbs_api::provider::{Condvar, Mutex};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -283,7 +284,7 @@ struct WakeTask(Arc<Ready>, usize);
 
 impl Wake for WakeTask {
     fn wake(self: Arc<Self>) {
-        self.0.numbers.lock().unwrap().push_back(self.1);
+        self.0.numbers.lock().push_back(self.1);
         self.0.any.notify_one();
     }
 }
@@ -299,11 +300,11 @@ impl Tasks {
     // Until all have ended, or one has failed.
     fn run(&self) -> Result<()> {
         while self.tasks.borrow().iter().any(Option::is_some) {
-            let mut numbers = self.ready.numbers.lock().unwrap();
+            let mut numbers = self.ready.numbers.lock();
             let number = loop {
                 match numbers.pop_front() {
                     Some(number) => break number,
-                    None => numbers = self.ready.any.wait(numbers).unwrap(),
+                    None => numbers = self.ready.any.wait(numbers),
                 }
             };
             drop(numbers);

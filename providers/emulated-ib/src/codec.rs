@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use polyverbs_io::{Arrival, Common, DatagramCodec, Envelope, Opened, QpnRange, TxMeta};
@@ -18,6 +18,7 @@ use polyverbs_wire::roce::{
     self, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtensionEth, Feth, Headers, Ieth, ImmDt,
     Opcode, Operation, Packet, Position, Reth, Service, SyndromeKind, Xrceth,
 };
+use verbs_api::provider::Mutex;
 use verbs_api::qp::QpType;
 use verbs_api::{
     Access, RKey, RemoteAddress,
@@ -549,10 +550,7 @@ impl RoceV2 {
         }
         // The sender counts its packets, so this checks whether it may have come to this number.
         let now = Instant::now();
-        let last_seen = &mut *self
-            .last_seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let last_seen = &mut *self.last_seen.lock();
         if last_seen.len() >= PEERS && !last_seen.contains_key(&peer) {
             last_seen.clear();
         }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::link::Frame;
@@ -20,7 +20,7 @@ use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
 use verbs_api::ids::{LinkAddress, Psn, Qpn};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
-use verbs_api::provider::random;
+use verbs_api::provider::{Mutex, random};
 use verbs_api::qp::QpType;
 
 use crate::Device;
@@ -102,7 +102,7 @@ impl Management {
             return;
         };
         frame.payload.read(&mut datagram);
-        let mut waiting = self.arrived();
+        let mut waiting = self.arrived.lock();
         if waiting.len() >= WAITING {
             return;
         }
@@ -114,13 +114,9 @@ impl Management {
         device.network().serve_later(Box::new(deliver));
     }
 
-    fn arrived(&self) -> MutexGuard<'_, VecDeque<(IpAddr, [u8; MAD_LEN])>> {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn deliver(&self) {
         loop {
-            let next = self.arrived().pop_front();
+            let next = self.arrived.lock().pop_front();
             let Some((from, datagram)) = next else { return };
             if let Some(sink) = self.sink.get() {
                 sink.datagram(from, &datagram);

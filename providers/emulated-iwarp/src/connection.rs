@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_engine::driver::Change;
-use polyverbs_engine::sync::Mutex;
+use verbs_api::provider::Mutex;
 use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};

@@ -12,11 +12,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::effects::Effects;
-use polyverbs_engine::sync::Mutex;
 use polyverbs_wire::iwarp::start::{
     self, Enhanced, Kind, LEFT_TO_PROGRAM, MAX_START_LEN, Settings, Start, StartHeader,
 };
 use verbs_api::ids::{LinkAddress, Qpn};
+use verbs_api::provider::Mutex;
 use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::effects::Effects;
@@ -28,7 +28,7 @@ use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
     StreamWishes,
 };
-use verbs_api::provider::errno_of;
+use verbs_api::provider::{Mutex, errno_of};
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
@@ -200,7 +200,7 @@ impl Streams {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn watch(&self, early: &Early, number: u32) -> io::Result<()> {

@@ -1,20 +1,13 @@
-//! The lock of the fast path: it spins briefly, then yields.
-//!
-//! It takes half the time of a lock that can park its waiters. With more threads than processors a waiter stalls for
-//! milliseconds, where a pure spin lock stalls for half a second. No blocking call and no handler of the program runs while
-//! a thread holds one. A panic releases the lock; there is no poisoning.
+//! The lock of the fast path: a [`SpinLock`] with a place in an order. No blocking call and no handler of the program runs while
+//! a thread holds one.
 //!
 //! # Order
 //! Every lock has a [`LockClass`]. A thread takes classes only in ascending order and holds at most one of each, which
 //! excludes deadlock. Debug builds assert this at every `lock`.
 
-// The guard makes references to the content of the lock's cell.
-#![allow(unsafe_code)]
-
-use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
+use verbs_api::provider::{SpinGuard, SpinLock};
 
 /// The class of a lock: which data it protects. The order of the variants is the order in which a thread takes locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,26 +33,19 @@ pub enum LockClass {
 /// first.
 #[repr(C)]
 pub struct Lock<T> {
-    held: AtomicBool,
+    spin: SpinLock<T>,
     #[cfg(debug_assertions)]
     class: LockClass,
-    value: UnsafeCell<T>,
 }
-
-// SAFETY: the flag serialises all access to the value, which moves between threads with it.
-unsafe impl<T: Send> Send for Lock<T> {}
-// SAFETY: the flag serialises all access; a shared lock lends one reference at a time.
-unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
     /// Creates a lock of this class around `value`. It is free at first.
     pub fn new(class: LockClass, value: T) -> Self {
         let _ = class;
         Self {
-            held: AtomicBool::new(false),
+            spin: SpinLock::new(value),
             #[cfg(debug_assertions)]
             class,
-            value: UnsafeCell::new(value),
         }
     }
 
@@ -70,13 +56,11 @@ impl<T> Lock<T> {
     #[inline]
     pub fn lock(&self) -> LockGuard<'_, T> {
         #[cfg(debug_assertions)]
-        order::enter(self.class);
-        if !self.acquire() {
-            self.wait();
-        }
+        let entered = order::Entered::new(self.class);
         LockGuard {
-            lock: self,
-            not_send: PhantomData,
+            spin: self.spin.lock(),
+            #[cfg(debug_assertions)]
+            _entered: entered,
         }
     }
 
@@ -86,61 +70,28 @@ impl<T> Lock<T> {
         crate::sync::prefetch(std::ptr::from_ref(self).cast());
         crate::sync::prefetch(std::ptr::from_ref(self).cast::<u8>().wrapping_add(64));
     }
-
-    #[inline]
-    fn acquire(&self) -> bool {
-        self.held
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
-    }
-
-    #[cold]
-    fn wait(&self) {
-        loop {
-            for _ in 0..SPINS {
-                if !self.held.load(Ordering::Relaxed) && self.acquire() {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-            relax();
-        }
-    }
 }
 
 /// Access to the value of a lock. Dropping it releases the lock, on the thread that took it.
 pub struct LockGuard<'a, T> {
-    lock: &'a Lock<T>,
-    not_send: PhantomData<*mut ()>,
+    spin: SpinGuard<'a, T>,
+    #[cfg(debug_assertions)]
+    _entered: order::Entered,
 }
-
-// SAFETY: a shared guard lends `&T` only.
-unsafe impl<T: Sync> Sync for LockGuard<'_, T> {}
 
 impl<T> Deref for LockGuard<'_, T> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock, so no other thread writes; the borrow ends before the guard.
-        self.lock.value.with(|value| unsafe { &*value })
+        &self.spin
     }
 }
 
 impl<T> DerefMut for LockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard holds the lock and is borrowed exclusively.
-        self.lock.value.with_mut(|value| unsafe { &mut *value })
-    }
-}
-
-impl<T> Drop for LockGuard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        self.lock.held.store(false, Ordering::Release);
-        #[cfg(debug_assertions)]
-        order::leave(self.lock.class);
+        &mut self.spin
     }
 }
 
@@ -166,17 +117,25 @@ mod order {
         static HELD: Cell<u8> = const { Cell::new(0) };
     }
 
-    pub(super) fn enter(class: LockClass) {
-        let held = HELD.get();
-        assert!(
-            held >> class as u8 == 0,
-            "lock order: {class:?} while holding {held:#08b}"
-        );
-        HELD.set(held | 1 << class as u8);
+    /// A class that the thread holds as long as this exists.
+    pub(super) struct Entered(LockClass);
+
+    impl Entered {
+        pub(super) fn new(class: LockClass) -> Self {
+            let held = HELD.get();
+            assert!(
+                held >> class as u8 == 0,
+                "lock order: {class:?} while holding {held:#08b}"
+            );
+            HELD.set(held | 1 << class as u8);
+            Self(class)
+        }
     }
 
-    pub(super) fn leave(class: LockClass) {
-        HELD.set(HELD.get() & !(1 << class as u8));
+    impl Drop for Entered {
+        fn drop(&mut self) {
+            HELD.set(HELD.get() & !(1 << self.0 as u8));
+        }
     }
 
     pub(super) fn assert_unlocked() {
@@ -184,36 +143,21 @@ mod order {
     }
 }
 
-/// How often a waiter checks the lock before it yields its processor. The model checker needs only one check.
-const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
-
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::thread;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use super::*;
 
     #[test]
-    fn counts_every_increment() {
-        let lock = Lock::new(LockClass::Requester, 0u64);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| (0..20_000).for_each(|_| *lock.lock() += 1));
-            }
-        });
-        assert_eq!(*lock.lock(), 80_000);
-    }
-
-    #[test]
-    fn a_panic_releases_the_lock() {
+    fn a_panic_leaves_the_class_of_the_lock() {
         let lock = Lock::new(LockClass::Control, 1);
-        thread::scope(|scope| {
-            let result = scope.spawn(|| {
-                let _guard = lock.lock();
-                panic!("expected");
-            });
-            assert!(result.join().is_err());
-        });
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = lock.lock();
+            panic!("expected");
+        }));
+        assert!(panicked.is_err());
+        assert_unlocked();
         assert_eq!(*lock.lock(), 1);
     }
 

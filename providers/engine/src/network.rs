@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::ids::LinkAddress;
+use verbs_api::provider::RwLock;
 
 use crate::link::{Deliver, Frame, SharedLink};
 use crate::pin;
@@ -141,7 +142,7 @@ impl<M: Member> Network<M> {
     }
 
     pub(crate) fn join(&self, address: LinkAddress, device: &Arc<M>) -> bool {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices.write();
         let before = devices.get(&address);
         if before.is_some_and(|device| device.strong_count() > 0) {
             return false;
@@ -152,7 +153,7 @@ impl<M: Member> Network<M> {
 
     /// Returns the device at an address; `None` if there is none or it was removed.
     pub fn device(&self, address: LinkAddress) -> Option<Arc<M>> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.read();
         devices
             .get(&address)
             .and_then(Weak::upgrade)
@@ -161,7 +162,7 @@ impl<M: Member> Network<M> {
 
     /// Returns all devices of the network.
     pub fn devices(&self) -> Vec<Arc<M>> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = self.devices.read();
         devices.values().filter_map(Weak::upgrade).collect()
     }
 

@@ -353,8 +353,9 @@ const PRIVATE: u64 = 1 << 17;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::Mutex;
     use std::thread;
+
+    use verbs_api::provider::Mutex;
 
     use super::*;
 
@@ -478,7 +479,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while count.load(Ordering::Relaxed) < COUNT {
-                        let Some(got) = ring.take(&mut consumer.lock().unwrap(), &taken) else {
+                        let Some(got) = ring.take(&mut consumer.lock(), &taken) else {
                             thread::yield_now();
                             continue;
                         };

@@ -6,8 +6,6 @@
 
 use std::cell::Cell;
 
-use crate::request::{Op, Request, Source};
-
 /// Declares the rules, with the names by which they are broken.
 macro_rules! rules {
     ($($(#[$about:meta])* $rule:ident = $name:literal,)*) => {
@@ -120,6 +118,12 @@ pub fn break_rule(rule: Option<Rule>) {
     BROKEN.set(rule);
 }
 
+/// Returns the rule that the calling thread breaks.
+#[cfg(debug_assertions)]
+pub(crate) fn broken() -> Option<Rule> {
+    BROKEN.get()
+}
+
 /// Returns whether the calling thread breaks this rule.
 #[inline(always)]
 pub fn is_broken(rule: Rule) -> bool {
@@ -131,17 +135,4 @@ pub fn is_broken(rule: Rule) -> bool {
 #[inline(always)]
 pub fn is_any_broken() -> bool {
     cfg!(debug_assertions) && BROKEN.get().is_some()
-}
-
-/// Returns a write whose inline bytes look as if the program had overwritten them before the device read them, and any
-/// other request unchanged.
-pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
-    static LATER: [u8; 1024] = [0xff; 1024];
-    match (request.op, request.source) {
-        (Op::Write(..), Source::Inline(bytes)) => Request {
-            source: Source::Inline(&LATER[..bytes.len().min(LATER.len())]),
-            ..*request
-        },
-        _ => *request,
-    }
 }

@@ -1,49 +1,39 @@
-//! Atomics, cells and threads: those of the standard library, or loom's under `cfg(loom)`.
+//! Atomics, locks and threads: those of the standard library, or loom's under `cfg(loom)`.
 //!
-//! The lock, the rings and the pins import from here only, so that the model checker sees the code that runs. Read `lock`
-//! next.
+//! The rings and the pins import from here only, so that the model checker sees the code that runs. The spin lock is
+//! verbs-api's, which chooses in the same way. Read `lock` next.
 
-// This module wraps one instruction of assembly and the raw pointer of a cell.
+// This module wraps two instructions of assembly.
 #![allow(unsafe_code)]
 
 #[cfg(loom)]
 pub use loom::{
-    cell::UnsafeCell,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
-    sync::{Mutex as Parking, MutexGuard},
     thread,
 };
-use std::sync::PoisonError;
 #[cfg(not(loom))]
 pub use std::{
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
-    sync::{Mutex as Parking, MutexGuard},
     thread,
 };
 #[cfg(not(loom))]
-pub use verbs_api::provider::ForkLock;
+pub use verbs_api::provider::{ForkLock, Mutex};
 
-/// A lock whose waiters sleep, for state that the data path does not use. A panic releases the lock, and its value stays
-/// usable.
+/// The model checker's lock, with the interface of [`verbs_api::provider::Mutex`].
+#[cfg(loom)]
 #[derive(Debug, Default)]
-pub struct Mutex<T>(Parking<T>);
+pub struct Mutex<T>(loom::sync::Mutex<T>);
 
+#[cfg(loom)]
 impl<T> Mutex<T> {
     /// Creates a free lock.
-    #[cfg(not(loom))]
-    pub const fn new(value: T) -> Self {
-        Self(Parking::new(value))
-    }
-
-    /// Creates a free lock.
-    #[cfg(loom)]
     pub fn new(value: T) -> Self {
-        Self(Parking::new(value))
+        Self(loom::sync::Mutex::new(value))
     }
 
     /// Waits until the lock is free and takes it.
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        self.0.lock().unwrap()
     }
 }
 
@@ -51,32 +41,7 @@ impl<T> Mutex<T> {
 #[cfg(loom)]
 pub type ForkLock<T> = Mutex<T>;
 
-/// A cell with loom's interface: access is by closure.
-#[cfg(not(loom))]
-#[derive(Debug, Default)]
-pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
-
-#[cfg(not(loom))]
-impl<T> UnsafeCell<T> {
-    /// Wraps a value in a cell.
-    pub const fn new(value: T) -> Self {
-        Self(std::cell::UnsafeCell::new(value))
-    }
-
-    /// Calls `read` with a pointer to the value, which it may read.
-    #[inline]
-    pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
-        read(self.0.get())
-    }
-
-    /// Calls `write` with a pointer to the value, which it may write.
-    #[inline]
-    pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
-        write(self.0.get())
-    }
-}
-
-/// Prefetches the cache line of an address.
+/// Fetches the cache line of an address before it is used.
 #[inline]
 pub fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

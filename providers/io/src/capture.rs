@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use pcap_file::pcapng::PcapNgWriter;
@@ -13,9 +12,9 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use pcap_file::{DataLink, PcapError};
+use verbs_api::provider::Mutex;
 
 use crate::codec::Envelope;
-use crate::lock;
 use crate::sockets::{Ends, Passed, TcpTap, Way};
 
 /// Observes the datagrams that a link sends, before an injected fault changes them, and those that the link receives.
@@ -84,7 +83,7 @@ impl OctetCapture {
     /// The writer fails.
     pub fn at_once(writer: impl Write + Send + 'static) -> io::Result<Self> {
         let Self(mut file) = Self::new(writer)?;
-        let begun = file.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let begun = file.get_mut();
         begun.at_once = true;
         begun.writer.get_mut().flush()?;
         Ok(Self(file))
@@ -95,7 +94,7 @@ impl OctetCapture {
     /// # Errors
     /// The writer fails, or has failed before: after its first error no further packet is written.
     pub fn flush(&self) -> io::Result<()> {
-        let mut file = lock(&self.0);
+        let mut file = self.0.lock();
         match &file.error {
             Some(error) => Err(io::Error::new(error.kind(), error.to_string())),
             None => file.writer.get_mut().flush(),
@@ -106,13 +105,13 @@ impl OctetCapture {
 impl DatagramTap for OctetCapture {
     fn datagram(&self, way: Way, envelope: &Envelope, traffic_class: u8, datagram: &[u8]) {
         let packet = packet(envelope, traffic_class, datagram);
-        lock(&self.0).packet(way, packet);
+        self.0.lock().packet(way, packet);
     }
 }
 
 impl TcpTap for OctetCapture {
     fn passed(&self, way: Way, ends: &Ends, passed: Passed<'_>) {
-        let mut file = lock(&self.0);
+        let mut file = self.0.lock();
         match passed {
             Passed::Request => {
                 file.streams.insert(*ends, [0; 2]);

@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Weak};
 
-use verbs_api::provider::PerProcess;
+use verbs_api::provider::{Mutex, PerProcess};
 
-use crate::{IoHandler, lock};
+use crate::IoHandler;
 
 /// Makes the process flush the link `waiting`, if it still exists, when the process ends by `exit` or because `main`
 /// returned. A child of a fork does not flush it, because the pending frames belong to its parent.
@@ -21,7 +21,7 @@ pub(crate) fn at_exit(waiting: Weak<dyn IoHandler>) {
         let _ = unsafe { libc::atexit(flush_all) };
         IS_HOOKED.store(true, Ordering::Release);
     }
-    let mut all = lock(&ALL);
+    let mut all = ALL.lock();
     all.retain(|waiting| waiting.strong_count() > 0);
     all.push(waiting);
 }
@@ -32,7 +32,7 @@ extern "C" fn flush_all() {
     let Some(all) = ALL.made() else {
         return;
     };
-    let all = std::mem::take(&mut *lock(all));
+    let all = std::mem::take(&mut *all.lock());
     for waiting in all.iter().filter_map(Weak::upgrade) {
         // A panic must not unwind into the system's code.
         let _ = catch_unwind(AssertUnwindSafe(|| waiting.flush_on_exit()));
@@ -43,7 +43,9 @@ extern "C" fn flush_all() {
 pub(crate) mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
-    use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    use std::sync::{Arc, RwLockReadGuard, RwLockWriteGuard};
+
+    use verbs_api::provider::RwLock;
 
     use super::*;
 
@@ -78,12 +80,12 @@ pub(crate) mod tests {
     /// Keeps other tests from starting a child process while the guard exists. A child that starts has all open descriptors
     /// for a moment, so that closing one in this process has no effect yet.
     pub(crate) fn no_child_starts() -> RwLockReadGuard<'static, ()> {
-        STARTING.read().unwrap_or_else(PoisonError::into_inner)
+        STARTING.read()
     }
 
     /// Waits for the guards of [`no_child_starts`], and lets the test start a child process while the guard exists.
     pub(crate) fn a_child_starts() -> RwLockWriteGuard<'static, ()> {
-        STARTING.write().unwrap_or_else(PoisonError::into_inner)
+        STARTING.write()
     }
 
     #[test]

@@ -24,24 +24,24 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use polyverbs_engine::link::Exchange;
 use rustix::io::Errno;
 use thiserror::Error;
-use verbs_api::provider::PerProcess;
 use verbs_api::provider::errno_of;
+use verbs_api::provider::{Mutex, PerProcess};
 
 use self::local::{Connection, Inbox};
 use self::store::SocketStore;
+use crate::Arrival;
 use crate::fork::Unshared;
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::refusal::explained;
 use crate::sockets::sys;
 use crate::sockets::udp::{UdpOptions, UdpSocket, is_passing};
-use crate::{Arrival, lock};
 
 mod handed;
 mod holder;
@@ -181,7 +181,7 @@ impl Lease {
     /// See [`JoinError`].
     pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
         // The lock is held while joining, because the name `making` belongs to one thread at a time.
-        let mut joined = lock(&JOINED);
+        let mut joined = JOINED.lock();
         let address = options.address;
         let system = |error| JoinError::System(address, explained(error, address.ip()));
         let deadline = Instant::now() + options.patience;
@@ -328,7 +328,9 @@ impl Lease {
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         let let_in = |asker: &_| self.let_in(asker);
         if self.group.read(&self.inbox, take, let_in)? {
-            lock(&self.connections).retain(|_, connection| !connection.has_gone());
+            self.connections
+                .lock()
+                .retain(|_, connection| !connection.has_gone());
         }
         Ok(())
     }
@@ -370,7 +372,7 @@ impl Lease {
     // Sends a message to the inbox of a range over the existing connection. If its other end has gone, the range may have a
     // new holder.
     fn send(&self, range: QpnRange, message: &[IoSlice<'_>]) -> Result<(), HandError> {
-        let mut connections = lock(&self.connections);
+        let mut connections = self.connections.lock();
         if let Some(connection) = connections.get(&range) {
             match connection.send(message, &[]).map_err(HandError::from) {
                 Err(HandError::Nobody) => connections.remove(&range),

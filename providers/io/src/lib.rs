@@ -10,7 +10,6 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zerocopy::FromZeros as _;
 
@@ -85,11 +84,6 @@ pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 fn zeroed(bytes: usize) -> io::Result<Box<[u8]>> {
     let made = <[u8]>::new_box_zeroed_with_elems(bytes);
     made.map_err(|_| io::ErrorKind::OutOfMemory.into())
-}
-
-// Locks a mutex, also after a thread panicked while it held the lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // Increments a counter that other threads may increment at the same time.

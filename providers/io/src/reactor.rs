@@ -20,7 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,12 +31,11 @@ use polyverbs_engine::time::Time;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
-use verbs_api::provider::start_thread;
+use verbs_api::provider::{Mutex, start_thread};
 
 use self::policy::{Claims, POLLS, Pollers, WAY};
 use crate::exit::at_exit;
 use crate::fork::Unshared;
-use crate::lock;
 use crate::sockets::refusal::named;
 
 mod policy;
@@ -272,17 +271,13 @@ impl Reactor {
         Ok(ready.collect())
     }
 
-    fn claims(&self) -> MutexGuard<'_, Claims> {
-        lock(&self.claims)
-    }
-
     fn now(&self) -> Time {
         Time::default().after(self.made.elapsed())
     }
 
     #[cold]
     fn look_at_clock(&self) {
-        let mut claims = self.claims();
+        let mut claims = self.claims.lock();
         // If the input cannot be left to pollers, the thread continues to own it.
         if claims.claims(self.now()) && self.heed_data(EventFlags::empty()).is_ok() {
             self.claimed.fetch_add(1, Ordering::Relaxed);
@@ -380,7 +375,7 @@ impl Reactor {
     fn take_over(&self, handler: &dyn IoHandler, was_worth_it: bool) {
         // The lock is taken after this call, because a thread that delivers may return the input.
         let has_more = handler.arm_bell();
-        let mut claims = self.claims();
+        let mut claims = self.claims.lock();
         // `release` comes before `has_data`, because the handler may have stopped watching its sockets.
         if self.release() {
             let left_unread = has_more || self.has_data();
@@ -436,7 +431,7 @@ impl Input for Reactor {
 
     fn hand_back(&self) {
         if self.is_polled() {
-            let mut claims = self.claims();
+            let mut claims = self.claims.lock();
             if self.release() {
                 claims.handed_back();
             }

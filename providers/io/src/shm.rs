@@ -21,13 +21,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use polyverbs_engine::link::Exchange;
 use verbs_api::memory::Span;
+use verbs_api::provider::Mutex;
 
 use crate::fork::Unshared;
-use crate::lock;
 use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
 use crate::qpn_range::{QpnRange, RANGES};
 
@@ -294,7 +294,7 @@ impl ShmPort {
     }
 
     fn writer(&self, to: QpnRange) -> Option<MutexGuard<'_, Writer>> {
-        Some(lock(&self.outbox(to)?.writer))
+        Some(self.outbox(to)?.writer.lock())
     }
 
     /// Writes a record for the process with the range `to`; `write` writes its payload of `length` bytes. This makes no
@@ -311,7 +311,7 @@ impl ShmPort {
         let Some(outbox) = self.outbox(to) else {
             return Put::Nobody;
         };
-        let mut writer = lock(&outbox.writer);
+        let mut writer = outbox.writer.lock();
         let door = self.shm.door(to);
         let generation = door.generation.load(Ordering::Acquire);
         if !is_odd(generation) || head.len() > LONGEST_HEAD || length > LONGEST_PAYLOAD {
@@ -346,7 +346,7 @@ impl ShmPort {
     /// Returns how many records this process has written so far.
     pub fn sent(&self) -> u64 {
         let outboxes = self.outboxes.iter().filter_map(OnceLock::get).flatten();
-        outboxes.map(|outbox| lock(&outbox.writer).sent).sum()
+        outboxes.map(|outbox| outbox.writer.lock().sent).sum()
     }
 
     /// Returns how many records for `to` are queued for lack of room, and how many bytes of payload they have.
@@ -409,7 +409,7 @@ impl ShmPort {
             let Some(outbox) = self.outbox(to) else {
                 continue;
             };
-            let mut writer = lock(&outbox.writer);
+            let mut writer = outbox.writer.lock();
             let door = self.shm.door(to);
             let generation = door.generation.load(Ordering::Acquire);
             while let Some(later) = writer.later.pop_front() {

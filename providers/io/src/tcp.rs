@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, OnceLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,13 +22,13 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use rustc_hash::FxHashMap;
 use verbs_api::ids::LinkAddress;
-use verbs_api::provider::random;
+use verbs_api::provider::{Mutex, RwLock, random};
 
 use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use crate::queue::ByteQueue;
 use crate::shm::LONGEST_PAYLOAD;
 use crate::tampering::Tampering;
-use crate::{count, count_alone, lock, zeroed};
+use crate::{count, count_alone, zeroed};
 use polyverbs_sim::fault::FaultSpec;
 
 mod shared;
@@ -352,16 +352,16 @@ impl<C: StreamCodec> TcpLink<C> {
             outgoing: Mutex::new(outgoing),
             incoming: Mutex::new(incoming),
         });
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.write();
         if streams.contains_key(&key) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        let has_more = !lock(&stream.incoming).begun.is_empty();
+        let has_more = !stream.incoming.lock().begun.is_empty();
         // Epoll reports bytes that have arrived already, too.
         self.reactor.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
-        self.mark(&stream, &mut lock(&stream.outgoing));
+        self.mark(&stream, &mut stream.outgoing.lock());
         if stream.channel.is_some() {
             count(&self.counters.by_memory);
         }
@@ -379,13 +379,13 @@ impl<C: StreamCodec> TcpLink<C> {
     /// afterwards. It is no error if no connection has this key.
     pub fn detach(&self, key: u64) {
         if let Some(stream) = self.take(key) {
-            lock(&stream.outgoing).is_over = true;
+            stream.outgoing.lock().is_over = true;
             stream.socket.abort();
         }
     }
 
     fn streams(&self) -> RwLockReadGuard<'_, FxHashMap<u64, Arc<Stream<C>>>> {
-        self.streams.read().unwrap_or_else(PoisonError::into_inner)
+        self.streams.read()
     }
 
     fn stream(&self, key: u64) -> Option<Arc<Stream<C>>> {
@@ -399,7 +399,7 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn take(&self, key: u64) -> Option<Arc<Stream<C>>> {
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.write();
         let stream = streams.remove(&key)?;
         stream.is_gone.store(true, Ordering::Relaxed);
         drop(streams);
@@ -410,11 +410,11 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn buffer(&self) -> Vec<u8> {
-        lock(&self.spare).pop().unwrap_or_default()
+        self.spare.lock().pop().unwrap_or_default()
     }
 
     fn give_back(&self, mut buffer: Vec<u8>) {
-        let mut spare = lock(&self.spare);
+        let mut spare = self.spare.lock();
         if buffer.capacity() > 0 && spare.len() < SPARE {
             buffer.clear();
             spare.push(buffer);
@@ -456,7 +456,7 @@ impl<C: StreamCodec> TcpLink<C> {
         now: Time,
         admit: Admit,
     ) -> TrySend {
-        let outgoing = &mut *lock(&stream.outgoing);
+        let outgoing = &mut *stream.outgoing.lock();
         if outgoing.is_over || outgoing.ends {
             return TrySend::Sent;
         }
@@ -550,7 +550,7 @@ impl<C: StreamCodec> TcpLink<C> {
     // Writes all dirty streams. Without `now`, a stream that a fault holds back is left alone.
     fn write_dirty(&self, now: Option<Time>) {
         while let Some(stream) = self.dirty.pop() {
-            let mut outgoing = lock(&stream.outgoing);
+            let mut outgoing = stream.outgoing.lock();
             outgoing.is_dirty = false;
             let held = outgoing.held_until != Time::default()
                 && now.is_none_or(|now| now < outgoing.held_until);
@@ -584,7 +584,7 @@ impl<C: StreamCodec> TcpLink<C> {
             while self.tries_again(stream) {
                 self.put_waiting();
                 self.flush();
-                if !self.has_unwritten(stream, &lock(&stream.outgoing)) {
+                if !self.has_unwritten(stream, &stream.outgoing.lock()) {
                     break;
                 }
                 if waited() >= patience {
@@ -599,7 +599,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // Makes the next flush try a stream that was full. Returns whether anything waits on it.
     fn tries_again(&self, stream: &Arc<Stream<C>>) -> bool {
-        let mut outgoing = lock(&stream.outgoing);
+        let mut outgoing = stream.outgoing.lock();
         let has_some = self.has_unwritten(stream, &outgoing);
         // A stream that a fault holds back is tried when its time has come.
         if has_some && outgoing.held_until == Time::default() {
@@ -689,7 +689,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // Drops a connection that is lost, or that a fault resets. The caller holds the lock of neither half.
     fn lose(&self, stream: &Arc<Stream<C>>, error: StreamError) {
-        let mut outgoing = lock(&stream.outgoing);
+        let mut outgoing = stream.outgoing.lock();
         outgoing.is_over = true;
         self.give_back_queue(std::mem::take(&mut outgoing.queue));
         drop(outgoing);
@@ -712,7 +712,7 @@ impl<C: StreamCodec> TcpLink<C> {
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) -> bool {
-        let incoming = &mut *lock(&stream.incoming);
+        let incoming = &mut *stream.incoming.lock();
         if incoming.is_over || stream.is_gone() {
             return false;
         }
@@ -821,7 +821,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // Lets the driver send, because the peer's first frame has arrived.
     fn let_go(&self, stream: &Arc<Stream<C>>) {
-        let mut outgoing = lock(&stream.outgoing);
+        let mut outgoing = stream.outgoing.lock();
         outgoing.is_held = false;
         self.tell(stream, StreamEvent::First);
         if std::mem::take(&mut outgoing.wants_room) {
@@ -848,7 +848,7 @@ impl<C: StreamCodec> TcpLink<C> {
         // This does not lock the receiving half: the thread that holds it may be delivering the frame that led to this
         // call.
         let receives = !stream.has_ended.load(Ordering::Acquire);
-        let sends = !lock(&stream.outgoing).is_over;
+        let sends = !stream.outgoing.lock().is_over;
         if !receives && !sends {
             // The last owner of the socket closes it.
             self.take(stream.key);
@@ -871,7 +871,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 continue;
             };
             if writable {
-                let mut outgoing = lock(&stream.outgoing);
+                let mut outgoing = stream.outgoing.lock();
                 outgoing.is_full = false;
                 if !outgoing.queue.is_empty() || outgoing.wants_room {
                     self.mark(&stream, &mut outgoing);
@@ -970,10 +970,10 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
                 stream.is_deaf.store(true, Ordering::Relaxed);
                 self.append(&stream, &frame, now, Admit::Last);
             }
-            Leaving::End => self.end(&stream, &mut lock(&stream.outgoing), now),
+            Leaving::End => self.end(&stream, &mut stream.outgoing.lock(), now),
             Leaving::Reset => {
                 // Frames that were sent before an end still leave.
-                let ends = lock(&stream.outgoing).ends;
+                let ends = stream.outgoing.lock().ends;
                 match ends {
                     true => stream.is_deaf.store(true, Ordering::Relaxed),
                     false => self.detach(stream.key),
@@ -992,13 +992,13 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         while let Some(stream) = self.held.pop() {
-            let mut outgoing = lock(&stream.outgoing);
+            let mut outgoing = stream.outgoing.lock();
             self.mark(&stream, &mut outgoing);
         }
         self.write_dirty(Some(now));
         self.expire(now);
         let mut delivered = self.deliver_news(now, network);
-        let inbound = &mut *lock(&self.inbound);
+        let inbound = &mut *self.inbound.lock();
         delivered |= self.look_at_memory(inbound, now, network);
         let gone = inbound.resident.take_if(|(stream, _)| stream.is_gone());
         drop(gone);
@@ -1041,7 +1041,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             return None;
         }
         let held = self.held.with(|held, _| held.clone());
-        let until = |stream: &Arc<Stream<C>>| lock(&stream.outgoing).held_until;
+        let until = |stream: &Arc<Stream<C>>| stream.outgoing.lock().held_until;
         let ending = self
             .ending
             .with(|ending, _| ending.front().map(|(until, _)| *until));
@@ -1077,7 +1077,7 @@ impl<C: StreamCodec> TcpLink<C> {
             return;
         }
         // All peers that read nothing are waited for one second altogether, however many queue pairs they had.
-        let mut patience = lock(&self.patience);
+        let mut patience = self.patience.lock();
         *patience = match self.write_all(&ending, *patience, waited) {
             true => DRAIN,
             false => patience.saturating_sub(waited()),
@@ -1103,7 +1103,7 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
     }
 
     fn arm_bell(&self) -> bool {
-        let arm = |memory: &ShmPort| memory.arm_bell(&mut lock(&self.inbound).readers);
+        let arm = |memory: &ShmPort| memory.arm_bell(&mut self.inbound.lock().readers);
         self.memory().is_some_and(arm)
     }
 
@@ -1141,7 +1141,7 @@ impl<C: StreamCodec> Inbound<C> {
             Some((resident, range)) if Arc::ptr_eq(&resident, stream) => return range,
             Some((resident, range)) if !resident.is_gone() => {
                 // Only the thread that reads locks two receiving halves, so this cannot deadlock.
-                let mut other = lock(&resident.incoming);
+                let mut other = resident.incoming.lock();
                 other.begun = link.buffer();
                 other.begun.extend_from_slice(&self.buffer[range]);
             }

@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink, TrySend};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
+use verbs_api::provider::Mutex;
 
 use crate::capture::DatagramTap;
 use crate::codec::{Arrival, DatagramCodec, Envelope, Found, Leaving, StreamCodec};
-use crate::lock;
 use crate::queue::ByteQueue;
 use crate::sockets::Way;
 
@@ -156,7 +156,7 @@ pub fn through_streams<C: StreamCodec>(
             return network.deliver(frame, now);
         }
         let key = codec.key(&frame.header);
-        let halves = lock(&streams).remove(&key);
+        let halves = streams.lock().remove(&key);
         let (mut sender, mut receiver) = halves.unwrap_or_else(|| begin(&frame.header));
         let mut queue = ByteQueue::default();
         codec.encode(&mut sender, &frame.header, &frame.payload, &mut queue);
@@ -179,7 +179,7 @@ pub fn through_streams<C: StreamCodec>(
             };
             network.deliver(arrived, now);
         }
-        lock(&streams).insert(key, (sender, receiver));
+        streams.lock().insert(key, (sender, receiver));
     };
     Arc::new(Through { link, pass })
 }

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 // The C library reads clocks without the kernel if it can, and with it elsewhere (under valgrind).
@@ -13,9 +13,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
-use verbs_api::provider::{PerProcess, random, start_thread};
-
-use crate::lock;
+use verbs_api::provider::{Condvar, Mutex, PerProcess, random, start_thread};
 
 /// The host of one network in real time: its clock and its timer thread.
 ///
@@ -78,7 +76,7 @@ impl RealHost {
         let Some(network) = self.network.get() else {
             return;
         };
-        let mut sleeper = lock(&era.sleeper);
+        let mut sleeper = era.sleeper.lock();
         if sleeper.is_running {
             drop(sleeper);
             era.woken.notify_one();
@@ -121,7 +119,7 @@ impl Host for RealHost {
 impl Drop for RealHost {
     fn drop(&mut self) {
         if let Some(era) = self.era.made() {
-            lock(&era.sleeper).is_over = true;
+            era.sleeper.lock().is_over = true;
             era.woken.notify_one();
         }
     }
@@ -157,7 +155,7 @@ impl Era {
             };
             self.attend(&*network, || clock.now());
         }
-        lock(&self.sleeper).is_over = true;
+        self.sleeper.lock().is_over = true;
     }
 
     /// Makes the network run its due jobs, and notes the time of the next one.
@@ -184,14 +182,13 @@ impl Era {
 
     /// Sleeps until the earliest noted time. Returns `false` when the host has ended.
     fn sleep(&self, clock: Clock) -> bool {
-        let mut sleeper = lock(&self.sleeper);
+        let mut sleeper = self.sleeper.lock();
         while !sleeper.is_over {
             let time = self.time_left(clock.now());
             if time.is_zero() {
                 return true;
             }
-            let woken = self.woken.wait_timeout(sleeper, time);
-            sleeper = woken.unwrap_or_else(PoisonError::into_inner).0;
+            sleeper = self.woken.wait_timeout(sleeper, time);
         }
         false
     }

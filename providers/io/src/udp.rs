@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::sockets::{
     FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
@@ -22,6 +22,7 @@ use polyverbs_engine::log_event;
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
+use verbs_api::provider::Mutex;
 use verbs_api::{
     VerbError,
     capability::Mtu,
@@ -35,7 +36,7 @@ use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
 use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
 use crate::through::datagram;
-use crate::{count, count_alone, lock};
+use crate::{count, count_alone};
 
 /// Options with which a [`UdpLink`] is created.
 #[derive(Clone)]
@@ -252,7 +253,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     /// # Errors
     /// Another process answers requests for this service ID.
     pub fn serve(&self, service: u64) -> io::Result<()> {
-        let mut services = lock(&self.services);
+        let mut services = self.services.lock();
         let inbox = self.lease.serve(service)?;
         self.reactor.add(&inbox, SERVICES, Source::Rare)?;
         services.insert(service, inbox);
@@ -261,7 +262,7 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     /// Ends the effect of [`serve`](Self::serve) for a service ID.
     pub fn withdraw(&self, service: u64) {
-        lock(&self.services).remove(&service);
+        self.services.lock().remove(&service);
     }
 
     // ---- out
@@ -307,7 +308,10 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
         };
         let most = length + C::OVERHEAD;
-        let taken = lock(&queue.filling).append((route, sender), most, write, seal);
+        let taken = queue
+            .filling
+            .lock()
+            .append((route, sender), most, write, seal);
         queue.is_waiting.store(true, Ordering::Release);
         taken
     }
@@ -401,13 +405,13 @@ impl<C: DatagramCodec> UdpLink<C> {
             return;
         };
         let from = socket.local();
-        let mut leaving = lock(&queue.leaving);
+        let mut leaving = queue.leaving.lock();
         queue.is_waiting.store(false, Ordering::Release);
         loop {
             // Datagrams that a full socket has left over go first.
             let is_last = leaving.is_empty();
             if is_last {
-                std::mem::swap(&mut *leaving, &mut *lock(&queue.filling));
+                std::mem::swap(&mut *leaving, &mut *queue.filling.lock());
             }
             let outcome = leaving.send(socket, |mut datagram| self.seal(from, &mut datagram));
             note(&queue.counters, &outcome);
@@ -434,7 +438,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             to = to,
             error = io::Error::from_raw_os_error(errno),
         );
-        lock(&self.refusals).insert((sender, to), errno);
+        self.refusals.lock().insert((sender, to), errno);
         self.has_refusals.store(true, Ordering::Release);
     }
 
@@ -444,7 +448,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             return false;
         }
         self.has_refusals.store(false, Ordering::SeqCst);
-        let refusals = std::mem::take(&mut *lock(&self.refusals));
+        let refusals = std::mem::take(&mut *self.refusals.lock());
         for ((sender, to), errno) in refusals {
             let frame = Frame {
                 from: LinkAddress::Ip(to),
@@ -462,7 +466,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     /// thread; when this returns, every datagram that was sent before has left, unless a socket is full.
     pub fn wait_for_departure(&self) {
         for queue in &self.queues {
-            drop(lock(&queue.leaving));
+            drop(queue.leaving.lock());
         }
     }
 
@@ -521,7 +525,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         network: &dyn Deliver<C::Header>,
     ) -> bool {
         let mut delivered = false;
-        let groups = Arc::clone(&lock(&self.groups));
+        let groups = Arc::clone(&self.groups.lock());
         for member in groups.values() {
             let mut take = |arrival: Arrival, datagram: &[u8]| {
                 self.deliver(&arrival, datagram, now, network);
@@ -593,7 +597,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             return false;
         }
         self.has_aside.store(false, Ordering::SeqCst);
-        let aside = std::mem::take(&mut lock(&self.aside).queue);
+        let aside = std::mem::take(&mut self.aside.lock().queue);
         for (arrival, datagram) in &aside {
             self.deliver(arrival, datagram, now, network);
         }
@@ -634,7 +638,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             Common::Range(range) if range != self.lease.range() => {
                 return self.hand_on(range, &arrival, datagram);
             }
-            Common::Service(service) if !lock(&self.services).contains_key(&service) => {
+            Common::Service(service) if !self.services.lock().contains_key(&service) => {
                 let handed = self.lease.hand_to_service(service, &arrival, datagram);
                 if !matches!(handed, Err(HandError::Nobody)) {
                     return self.note_handed(&handed);
@@ -741,7 +745,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
         delivered |= self.deliver_refusals(now, network);
-        let mut inbound = lock(&self.inbound);
+        let mut inbound = self.inbound.lock();
         let Inbound {
             batch,
             readers,
@@ -764,7 +768,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 delivered = true;
             } else if range == QpnRange::COMMON {
                 // The kernel has joined this datagram to one for this process, as it has those that are forwarded below.
-                self.sort(arrival, datagram, &mut lock(&self.aside).queue);
+                self.sort(arrival, datagram, &mut self.aside.lock().queue);
             } else {
                 self.hand_on(range, &arrival, datagram);
             }
@@ -800,7 +804,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let ip = self.codec.address_of_group(group).filter(is_here);
         let ip = ip.ok_or_else(|| VerbError::argument("gid", "the group has no address here"))?;
         let failed = |error| VerbError::os("join of a multicast group", error);
-        let mut groups = lock(&self.groups);
+        let mut groups = self.groups.lock();
         if !groups.contains_key(&ip) {
             let address = SocketAddr::new(ip, local.port());
             let member = join_group(address, local, &UdpOptions::default()).map_err(failed)?;
@@ -814,7 +818,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn leave(&self, group: Gid) {
         if let Some(ip) = self.codec.address_of_group(group) {
-            Arc::make_mut(&mut lock(&self.groups)).remove(&ip);
+            Arc::make_mut(&mut self.groups.lock()).remove(&ip);
         }
     }
 }
@@ -822,13 +826,15 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 impl<C: DatagramCodec> IoHandler for UdpLink<C> {
     // Takes datagrams from the rare sources. They are delivered with those that arrive at the process's own socket.
     fn attend(&self, token: u64) {
-        let aside = &mut *lock(&self.aside);
+        let aside = &mut *self.aside.lock();
         let (queue, batch) = (&mut aside.queue, &mut aside.batch);
         let mut take = |arrival, datagram: &[u8]| self.keep(arrival, datagram, queue);
         // The reactor reports again what cannot be read now.
         match token {
             INBOX => drop(self.lease.attend(&mut take)),
-            SERVICES => lock(&self.services)
+            SERVICES => self
+                .services
+                .lock()
                 .values()
                 .for_each(|service| drop(service.attend(&mut take))),
             _ => {
@@ -848,7 +854,7 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
     }
 
     fn arm_bell(&self) -> bool {
-        let arm = |memory: &ShmPort| memory.arm_bell(&mut lock(&self.inbound).readers);
+        let arm = |memory: &ShmPort| memory.arm_bell(&mut self.inbound.lock().readers);
         self.lease.memory().is_some_and(arm)
     }
 

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, UdpSocket as StdSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use test_kit::waiting::{PATIENCE, until, until_some};
+use verbs_api::provider::Mutex;
 
 // ---- a member
 
@@ -144,7 +145,7 @@ impl IoHandler for Member {
 
 impl Member {
     fn read(&self, socket: &UdpSocket) {
-        let mut batch = self.batch.lock().unwrap();
+        let mut batch = self.batch.lock();
         while socket.receive(&mut batch).unwrap() > 0 {
             for message in batch.messages() {
                 let arrival = Arrival {
@@ -468,9 +469,9 @@ fn killing_any_disturbs_none_of_the_others() {
         // The next process joins while the others answer.
         let next = Mutex::new(None);
         prober.all_answer_during(&processes, || {
-            *next.lock().unwrap() = Some(Process::start(address, victim as u32 + 1));
+            *next.lock() = Some(Process::start(address, victim as u32 + 1));
         });
-        processes.insert(victim, next.into_inner().unwrap().unwrap());
+        processes.insert(victim, next.into_inner().unwrap());
     }
     prober.ask_once(&processes);
 }

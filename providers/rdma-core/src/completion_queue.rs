@@ -5,19 +5,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs_abi::{IbvCompChannel, IbvCq, IbvWc};
 use verbs_api::completion::{Completion, Notify, WcFlags, WcOpcode, WcStatus};
 use verbs_api::ids::Qpn;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::{CompletionSink, CqInit, CqOps, Reply};
+use verbs_api::provider::{CompletionSink, CqInit, CqOps, Mutex, Reply, SpinLock};
 use verbs_api::{VerbError, memory::Loan};
 
 use crate::context::{Context, DeviceEvents};
-use crate::lock::lock;
 use crate::outstanding::{Receives, Retiring, is_receive, named_queue, set_loan};
-use crate::spin::SpinLock;
 use crate::verbs::{Live, Poller, never_waits};
 use crate::watch::{Watch, Watched};
 
@@ -210,7 +208,7 @@ impl CompletionQueue {
             self.polled.lock().is_open = was_open;
             return Err(error);
         }
-        let watch = lock(&self.watch).take();
+        let watch = self.watch.lock().take();
         if let Some(watch) = watch {
             watch.stop(self.notices.channel.fd()?);
         }

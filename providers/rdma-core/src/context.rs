@@ -1,16 +1,15 @@
 //! The state that the objects of an open device share. The thread of the device carries out blocking verbs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
 use verbs_api::capability::Limits;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::Reply;
+use verbs_api::provider::{Mutex, Reply};
 
 use crate::keys::KeyHistory;
-use crate::lock::lock;
 use crate::rdmacm::Connections;
 use crate::verbs::Live;
 use crate::worker::Worker;
@@ -106,7 +105,7 @@ impl Context {
 
     /// Adds an object that handles events of the device.
     pub(crate) fn add(&self, object: Weak<dyn DeviceEvents>) {
-        let mut objects = lock(&self.objects);
+        let mut objects = self.objects.lock();
         if objects.len() == objects.capacity() {
             objects.retain(|known| known.strong_count() > 0);
         }
@@ -121,7 +120,7 @@ impl Context {
 
     /// Returns the objects that exist and handle events, the newest first.
     fn objects(&self) -> Vec<Arc<dyn DeviceEvents>> {
-        let objects = lock(&self.objects);
+        let objects = self.objects.lock();
         objects.iter().rev().filter_map(Weak::upgrade).collect()
     }
 

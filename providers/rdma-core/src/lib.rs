@@ -42,7 +42,6 @@ mod interface;
 mod keys;
 mod library;
 mod listing;
-mod lock;
 mod open_device;
 mod outstanding;
 mod pd_ops;
@@ -52,7 +51,6 @@ mod rdmacm;
 mod receive_queue;
 mod region;
 mod request;
-mod spin;
 mod trial;
 mod verbs;
 mod watch;
@@ -63,16 +61,17 @@ pub mod xrc;
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use verbs_api::VerbError;
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{Absent, DeviceList, MadeOnce, PerProcess, Provider, link_provider, own};
+use verbs_api::provider::{
+    Absent, DeviceList, MadeOnce, Mutex, PerProcess, Provider, link_provider, own,
+};
 
 use binding::Bindings;
 use device::Device;
 use library::{File, Library};
-use lock::lock;
 
 pub use open_device::OpenDevice;
 
@@ -111,7 +110,7 @@ impl LibIbverbs {
     pub fn in_file(path: impl AsRef<Path>) -> &'static Self {
         static KNOWN: PerProcess<Mutex<Vec<&LibIbverbs>>> = PerProcess::new(Mutex::default);
         let path = path.as_ref();
-        let mut known = lock(&KNOWN);
+        let mut known = KNOWN.lock();
         if let Some(same) = known
             .iter()
             .find(|known| known.file.as_deref() == Some(path))

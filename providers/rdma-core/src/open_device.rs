@@ -2,18 +2,17 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use verbs_api::VerbError;
 use verbs_api::capability::PortAttributes;
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
-use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply, own};
+use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, Mutex, PdOps, Reply, own};
 
 use crate::completion_queue::CompletionQueue;
 use crate::context::Context;
 use crate::domain::Domain;
-use crate::lock::lock;
 use crate::port;
 use crate::verbs::never_waits;
 use crate::watch::{Watch, Watched, guarded};
@@ -40,7 +39,7 @@ impl Events {
     }
 
     fn stop(&self) {
-        let watch = lock(&self.watch).take();
+        let watch = self.watch.lock().take();
         if let (Some(watch), Ok(fd)) = (watch, self.context.live.async_fd()) {
             watch.stop(fd);
         }
@@ -74,7 +73,7 @@ impl Open {
             sink,
             watch: Mutex::new(None),
         });
-        let mut watch = lock(&events.watch);
+        let mut watch = events.watch.lock();
         let watched = Arc::clone(&events) as Arc<dyn Watched>;
         *watch = Some(Watch::level(context.live.async_fd()?, watched)?);
         drop(watch);

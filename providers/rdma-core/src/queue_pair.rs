@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs_abi::{IbvPd, IbvQp, IbvQpInitAttr, IbvRecvWr, IbvSendWr, qp_type};
 use verbs_api::capability::{Features, Limits, Mtu};
@@ -10,7 +10,9 @@ use verbs_api::completion::WcOpcode;
 use verbs_api::extension::{Held, QpExtension, QpVariant};
 use verbs_api::ids::{Gid, Qpn};
 use verbs_api::objects::ObjectKind;
-use verbs_api::provider::{Operation, PostOps, QpInit, QpOps, Reply, modify_in_turn, own};
+use verbs_api::provider::{
+    Mutex, Operation, PostOps, QpInit, QpOps, Reply, SpinLock, modify_in_turn, own,
+};
 use verbs_api::qp::{
     BadModify, QpAttributes, QpCap, QpEndpoint, QpState, QpStatus, QpType, check_modify_of,
 };
@@ -19,13 +21,11 @@ use verbs_api::{ErrorKind, RKey, VerbError};
 
 use crate::completion_queue::CompletionQueue;
 use crate::context::{Context, DeviceEvents};
-use crate::lock::lock;
 use crate::outstanding::{Posted, Receives, Sent, send_queue};
 use crate::port;
 use crate::rdmacm::{Connected, Names};
 use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, Chain, LONGEST, OPERATIONS};
-use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster, Zero as _, cookie};
 use crate::watch::guarded;
 use crate::xrc::{Member, XrcQp};
@@ -378,7 +378,7 @@ impl Own {
 
     /// Stores state and attributes for later queries.
     fn keep(&self, state: QpState, attributes: &QpAttributes) {
-        let mut set = lock(&self.set);
+        let mut set = self.set.lock();
         *set = match state {
             QpState::Reset => QpAttributes::new(),
             _ => set.merged(attributes),
@@ -455,7 +455,7 @@ impl Own {
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.remove(self.qp_num);
         }
-        drop(lock(&self.member).take());
+        drop(self.member.lock().take());
         Ok(())
     }
 
@@ -580,7 +580,7 @@ impl QpOps for QueuePair {
         Ok(QpStatus {
             state,
             sq_draining,
-            attributes: *lock(&self.own.set),
+            attributes: *self.own.set.lock(),
             cap: self.cap,
         })
     }

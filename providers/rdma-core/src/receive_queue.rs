@@ -1,20 +1,18 @@
 //! Shared receive queues.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs_abi::{IbvPd, IbvRecvWr, IbvSrq, IbvSrqAttr};
 use verbs_api::VerbError;
 use verbs_api::extension::{SrqExtension, Unsupported};
 use verbs_api::objects::ObjectKind;
-use verbs_api::provider::{Reply, SrqInit, SrqOps, own};
+use verbs_api::provider::{Mutex, Reply, SpinLock, SrqInit, SrqOps, own};
 use verbs_api::wr::{PostReason, ReceiveRequest};
 
 use crate::completion_queue::CompletionQueue;
 use crate::context::Context;
-use crate::lock::lock;
 use crate::outstanding::{Received, Receives};
 use crate::request::{LONGEST, ReceiveChain};
-use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster};
 use crate::xrc::{Member, Xrcd};
 
@@ -210,7 +208,7 @@ impl SrqOps for ReceiveQueue {
             }
             if let Some(named) = named {
                 named.cq.remove_named(named.queue);
-                drop(lock(&named.member).take());
+                drop(named.member.lock().take());
             }
             receives.lock().clear();
             Ok(())

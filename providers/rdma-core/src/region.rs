@@ -1,20 +1,19 @@
 //! Memory regions.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use polyverbs_abi::{IbvMr, IbvPd};
 use rustix::process::{Resource, getrlimit};
 use verbs_api::capability::Features;
 use verbs_api::ids::LKey;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
-use verbs_api::provider::{MrChange, MrInit, MrOps, RegionMemory, Reply, own};
+use verbs_api::provider::{MrChange, MrInit, MrOps, Mutex, RegionMemory, Reply, own};
 use verbs_api::{Access, ErrorKind, RKey, VerbError};
 
 use crate::context::Context;
 use crate::domain::Domain;
-use crate::lock::lock;
 use crate::verbs::{Change, Live};
 
 pub(crate) struct Region {
@@ -77,7 +76,7 @@ impl Region {
 impl Shared {
     fn read_keys(&self) -> Result<(), VerbError> {
         let (lkey, rkey) = self.mr.keys()?;
-        let is_exposed = lock(&self.state).access.intersects(Access::REMOTE);
+        let is_exposed = self.state.lock().access.intersects(Access::REMOTE);
         self.lkey.store(lkey, Ordering::Release);
         self.rkey
             .store(if is_exposed { rkey } else { 0 }, Ordering::Release);
@@ -86,12 +85,12 @@ impl Shared {
 
     fn show_key(&self, context: &Context) {
         let lkey = self.lkey.load(Ordering::Acquire);
-        lock(&context.keys).insert(lkey);
+        context.keys.lock().insert(lkey);
     }
 
     /// Returns Busy with the bound windows in place of the library's error, if windows are bound to the region.
     fn held_by_windows(&self, error: VerbError) -> VerbError {
-        let windows = lock(&self.windows);
+        let windows = self.windows.lock();
         match error.kind() {
             ErrorKind::Busy | ErrorKind::InvalidArgument if !windows.is_empty() => {
                 let holders = windows.iter().map(|&id| Holder::new(ObjectKind::Mw, id));
@@ -117,7 +116,7 @@ impl Shared {
             pd: pd.as_ref().map(|pd| &*pd.pd),
             access: change.access,
         })?;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some((memory, _)) = change.translation {
             state._memory = memory;
         }
@@ -196,7 +195,7 @@ fn register_unseen(
         let (lkey, _) = mr.keys()?;
         Ok((mr, lkey))
     };
-    let (found, seen) = lock(&context.keys).find_unseen(make);
+    let (found, seen) = context.keys.lock().find_unseen(make);
     for mr in seen {
         mr.dereg()?;
     }

@@ -3,15 +3,13 @@
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use verbs_api::VerbError;
-use verbs_api::provider::{PerProcess, start_thread};
-
-use crate::lock::lock;
+use verbs_api::provider::{Mutex, PerProcess, start_thread};
 
 /// The handler of a descriptor that the watching thread polls.
 pub(crate) trait Watched: Send + Sync {
@@ -77,14 +75,14 @@ impl Watch {
         when: EventFlags,
     ) -> Result<Self, VerbError> {
         let watcher = Watcher::of_process()?;
-        let mut known = lock(&watcher.watched);
+        let mut known = watcher.watched.lock();
         let token = known.next;
         known.next += 1;
         known.by_token.insert(token, what);
         drop(known);
         let added = epoll::add(&watcher.epoll, fd, EventData::new_u64(token), when);
         if let Err(errno) = added {
-            lock(&watcher.watched).by_token.remove(&token);
+            watcher.watched.lock().by_token.remove(&token);
             return Err(os("epoll_ctl")(errno));
         }
         Ok(Self { watcher, token })
@@ -95,12 +93,12 @@ impl Watch {
     pub(crate) fn stop(self, fd: BorrowedFd<'_>) {
         // The descriptor was added, so removing it cannot fail.
         let _ = epoll::delete(&self.watcher.epoll, fd);
-        let mut known = lock(&self.watcher.watched);
+        let mut known = self.watcher.watched.lock();
         let stopped = known.by_token.remove(&self.token);
         let is_teller = known.thread == Some(thread::current().id());
         drop((known, stopped));
         if !is_teller {
-            drop(lock(&self.watcher.telling));
+            drop(self.watcher.telling.lock());
         }
     }
 }
@@ -108,7 +106,7 @@ impl Watch {
 impl Watcher {
     /// Returns the watching thread of the process, which the first call starts.
     fn of_process() -> Result<Arc<Self>, VerbError> {
-        let mut known = lock(&WATCHER);
+        let mut known = WATCHER.lock();
         if let Some(watcher) = &*known {
             return Ok(Arc::clone(watcher));
         }
@@ -121,7 +119,7 @@ impl Watcher {
         let watch = move || while watching.round().is_ok() {};
         let thread = start_thread("libibverbs-events", watch);
         let thread = thread.map_err(|error| VerbError::os("thread", error))?;
-        lock(&watcher.watched).thread = Some(thread.thread().id());
+        watcher.watched.lock().thread = Some(thread.thread().id());
         *known = Some(Arc::clone(&watcher));
         Ok(watcher)
     }
@@ -135,9 +133,9 @@ impl Watcher {
             Err(errno) => return Err(errno),
         };
         for event in ready {
-            let _telling = lock(&self.telling);
+            let _telling = self.telling.lock();
             let token = event.data.u64();
-            let watched = lock(&self.watched).by_token.get(&token).cloned();
+            let watched = self.watched.lock().by_token.get(&token).cloned();
             if let Some(watched) = watched {
                 guarded(|| watched.is_ready());
             }

@@ -1,15 +1,14 @@
 //! Memory windows.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs_abi::{IbvMr, IbvMw, IbvPd};
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::{MwOps, MwType, Reply};
+use verbs_api::provider::{Mutex, MwOps, MwType, Reply};
 use verbs_api::{RKey, VerbError};
 
 use crate::context::Context;
-use crate::lock::lock;
 use crate::region;
 use crate::verbs::Live;
 
@@ -30,12 +29,12 @@ struct BoundTo {
 
 impl BoundTo {
     fn set(&self, region: Weak<region::Shared>) {
-        let mut bound_to = lock(&self.region);
+        let mut bound_to = self.region.lock();
         if let Some(before) = bound_to.upgrade() {
-            lock(&before.windows).remove(&self.window);
+            before.windows.lock().remove(&self.window);
         }
         if let Some(region) = region.upgrade() {
-            lock(&region.windows).insert(self.window);
+            region.windows.lock().insert(self.window);
         }
         *bound_to = region;
     }

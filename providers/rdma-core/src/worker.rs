@@ -2,12 +2,10 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use verbs_api::VerbError;
-use verbs_api::provider::{Help, start_thread, want_help};
-
-use crate::lock::lock;
+use verbs_api::provider::{Condvar, Help, Mutex, start_thread, want_help};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -45,7 +43,7 @@ impl Worker {
 
     /// Adds a job, which runs after the earlier ones.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        lock(&self.jobs.queue).jobs.push_back(Box::new(job));
+        self.jobs.queue.lock().jobs.push_back(Box::new(job));
         self.jobs.has_changed.notify_one();
         want_help(&self.help);
     }
@@ -53,7 +51,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        lock(&self.jobs.queue).is_over = true;
+        self.jobs.queue.lock().is_over = true;
         self.jobs.has_changed.notify_one();
     }
 }
@@ -61,21 +59,20 @@ impl Drop for Worker {
 impl Jobs {
     fn work(&self) {
         while self.wait() {
-            self.next(lock(&self.turn));
+            self.next(self.turn.lock());
         }
     }
 
     /// Blocks until there is a job; returns false if the worker is ending and has none.
     fn wait(&self) -> bool {
         let is_idle = |queue: &mut Queue| queue.jobs.is_empty() && !queue.is_over;
-        let queue = self.has_changed.wait_while(lock(&self.queue), is_idle);
-        let queue = queue.unwrap_or_else(PoisonError::into_inner);
+        let queue = self.has_changed.wait_while(self.queue.lock(), is_idle);
         !queue.jobs.is_empty()
     }
 
     /// Runs the next job, while the caller holds the turn. Returns whether there was one.
     fn next(&self, _turn: MutexGuard<'_, ()>) -> bool {
-        let job = lock(&self.queue).jobs.pop_front();
+        let job = self.queue.lock().jobs.pop_front();
         // A panic of a program's handler ends nothing here; the panic hook has reported it.
         job.map(|job| catch_unwind(AssertUnwindSafe(job))).is_some()
     }
@@ -84,10 +81,8 @@ impl Jobs {
 impl Help for Jobs {
     fn help(&self, is_done: &dyn Fn() -> bool) {
         while !is_done() {
-            let turn = match self.turn.try_lock() {
-                Ok(turn) => turn,
-                Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
+            let Some(turn) = self.turn.try_lock() else {
+                return;
             };
             if !self.next(turn) {
                 return;

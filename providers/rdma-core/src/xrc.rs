@@ -5,11 +5,12 @@
 //! pair an [`XrcQp`].
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use polyverbs_abi::{IbvContext, IbvCq, IbvPd, IbvQp, IbvSrq, IbvSrqAttr, IbvXrcd};
 use verbs_api::ids::Qpn;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
+use verbs_api::provider::Mutex;
 use verbs_api::{ArgumentReason, VerbError};
 
 use crate::verbs::Live;
@@ -48,7 +49,7 @@ impl Xrcd {
 
     /// Returns the shared receive queues and targets that were made in this opening and exist.
     pub fn members(&self) -> Vec<Holder> {
-        self.locked().clone()
+        self.members.lock().clone()
     }
 
     /// Closes this opening of the XRC domain.
@@ -65,10 +66,6 @@ impl Xrcd {
         using: impl FnOnce(&Live<IbvXrcd>) -> Result<R, VerbError>,
     ) -> Result<R, VerbError> {
         self.context.with(|_| using(&self.xrcd))?
-    }
-
-    fn locked(&self) -> MutexGuard<'_, Vec<Holder>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks that the domain belongs to this open device.
@@ -104,7 +101,7 @@ impl Xrcd {
     /// Adds an object that was made in this opening to the list of members, until the returned value is dropped.
     pub(crate) fn add(self: &Arc<Self>, kind: ObjectKind, id: ObjectId) -> Member {
         let holder = Holder::new(kind, id);
-        self.locked().push(holder);
+        self.members.lock().push(holder);
         Member {
             xrcd: Arc::clone(self),
             id,
@@ -152,7 +149,10 @@ pub(crate) struct Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.xrcd.locked().retain(|holder| holder.id != self.id);
+        self.xrcd
+            .members
+            .lock()
+            .retain(|holder| holder.id != self.id);
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::iter;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::time::Time;
+use verbs_api::provider::Mutex;
 use verbs_api::{capability::Mtu, ids::LinkAddress};
 
 use crate::chance::Chance;
@@ -82,21 +82,17 @@ impl<H> DatagramLink<H> {
 
     /// Drops every frame from one address to the other from now on, including frames that were sent but not delivered yet.
     pub fn partition(&self, from: LinkAddress, to: LinkAddress) {
-        self.state().partitioned.insert((from, to));
+        self.state.lock().partitioned.insert((from, to));
     }
 
     /// Ends a [`partition`](Self::partition) in this direction.
     pub fn heal(&self, from: LinkAddress, to: LinkAddress) {
-        self.state().partitioned.remove(&(from, to));
+        self.state.lock().partitioned.remove(&(from, to));
     }
 
     /// Returns the counts of injected faults so far.
     pub fn counts(&self) -> DatagramCounts {
-        self.state().counts
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<H>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().counts
     }
 }
 
@@ -108,16 +104,16 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for DatagramLink<H> {
     fn send(&self, frame: Frame<'_, H>, now: Time) {
         let most = self.max_frame();
         if most.is_some_and(|most| frame.payload.len() > most) {
-            self.state().counts.oversized += 1;
+            self.state.lock().counts.oversized += 1;
         } else {
-            self.state().send(frame.to_owned(), now);
+            self.state.lock().send(frame.to_owned(), now);
         }
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
         // Frames that are sent during delivery wait for the next call, so that every call ends.
-        let most = self.state().in_flight.len();
-        let due = iter::from_fn(|| self.state().take_due(now)).take(most);
+        let most = self.state.lock().in_flight.len();
+        let due = iter::from_fn(|| self.state.lock().take_due(now)).take(most);
         due.fold(false, |_, frame| {
             network.deliver(frame.as_frame(), now);
             true
@@ -125,7 +121,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for DatagramLink<H> {
     }
 
     fn next_due(&self) -> Option<Time> {
-        self.state().in_flight.next_due()
+        self.state.lock().in_flight.next_due()
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::iter;
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
+use verbs_api::provider::Mutex;
 
 use crate::chance::Chance;
 use crate::fault::{Between, FaultSpec};
@@ -106,7 +106,7 @@ impl<H: Clone> StreamLink<H> {
 
     /// Returns the counts of injected faults so far.
     pub fn counts(&self) -> StreamCounts {
-        self.state().counts
+        self.state.lock().counts
     }
 
     fn id(&self, frame: &OwnedFrame<H>) -> Id {
@@ -137,10 +137,6 @@ impl<H: Clone> StreamLink<H> {
             }
         }
     }
-
-    fn state(&self) -> MutexGuard<'_, State<H>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<H: Clone + Send + Sync + 'static> Link<H> for StreamLink<H> {
@@ -151,7 +147,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for StreamLink<H> {
     fn send(&self, frame: Frame<'_, H>, now: Time) {
         let frame = frame.to_owned();
         let id = self.id(&frame);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_spent(id) {
             self.reset(&mut state, id);
         }
@@ -160,8 +156,8 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for StreamLink<H> {
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
         // Frames that are sent during delivery wait for the next call, so that every call ends.
-        let most = self.state().in_flight.len();
-        let due = iter::from_fn(|| self.state().in_flight.take_due(now)).take(most);
+        let most = self.state.lock().in_flight.len();
+        let due = iter::from_fn(|| self.state.lock().in_flight.take_due(now)).take(most);
         due.fold(false, |_, frame| {
             network.deliver(frame.as_frame(), now);
             true
@@ -169,7 +165,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for StreamLink<H> {
     }
 
     fn next_due(&self) -> Option<Time> {
-        self.state().in_flight.next_due()
+        self.state.lock().in_flight.next_due()
     }
 }
 

@@ -1,11 +1,10 @@
 //! Helpers for the tests of both links.
 
-use std::sync::Mutex;
-
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
+use verbs_api::provider::Mutex;
 
 pub(crate) const A: LinkAddress = LinkAddress::InProcess(1);
 pub(crate) const B: LinkAddress = LinkAddress::InProcess(2);
@@ -17,18 +16,18 @@ pub(crate) struct Sink(Mutex<Vec<OwnedFrame<u32>>>);
 
 impl Sink {
     pub(crate) fn frames(&self) -> Vec<OwnedFrame<u32>> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().clone()
     }
 
     pub(crate) fn headers(&self) -> Vec<u32> {
-        let frames = self.0.lock().unwrap();
+        let frames = self.0.lock();
         frames.iter().map(|frame| frame.header).collect()
     }
 }
 
 impl Deliver<u32> for Sink {
     fn deliver(&self, frame: Frame<'_, u32>, _now: Time) {
-        self.0.lock().unwrap().push(frame.to_owned());
+        self.0.lock().push(frame.to_owned());
     }
 }
 

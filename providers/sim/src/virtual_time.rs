@@ -1,7 +1,7 @@
 //! Virtual time: a clock that a test advances, and the loop that drives networks by it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
 use verbs_api::probe::Pace;
+use verbs_api::provider::Mutex;
 
 /// Networks that run in virtual time, on the thread that advances it.
 ///
@@ -56,7 +57,7 @@ impl Host for VirtualHost {
     }
 
     fn random(&self) -> u64 {
-        let random = &mut *self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let random = &mut *self.random.lock();
         random.random()
     }
 }
@@ -123,13 +124,13 @@ impl Simulation {
     }
 
     fn add(&self, network: Arc<dyn Progress>) {
-        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut networks = self.networks.lock();
         networks.push(network);
     }
 
     // Jobs that run may add networks, so the simulation calls the networks without holding the lock.
     fn networks(&self) -> Vec<Arc<dyn Progress>> {
-        let networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        let networks = self.networks.lock();
         networks.clone()
     }
 
@@ -270,7 +271,9 @@ impl Default for Simulation {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, mpsc};
+    use std::sync::mpsc;
+
+    use verbs_api::provider::Mutex;
 
     use super::*;
 
@@ -303,28 +306,28 @@ mod tests {
         }
 
         fn set(&self, at: Time, count: u32) {
-            self.due.lock().unwrap().push((at, count));
+            self.due.lock().push((at, count));
             if !self.is_forgetful {
                 self.host.wake_at(at);
             }
         }
 
         fn done(&self) -> Vec<u64> {
-            self.done.lock().unwrap().clone()
+            self.done.lock().clone()
         }
     }
 
     impl Progress for Ticks {
         fn next_timeout(&self) -> Option<Time> {
-            self.due.lock().unwrap().iter().map(|(at, _)| *at).min()
+            self.due.lock().iter().map(|(at, _)| *at).min()
         }
 
         fn handle_timeout(&self, now: Time) {
-            let mut all = self.due.lock().unwrap();
+            let mut all = self.due.lock();
             let due: Vec<_> = all.extract_if(.., |(at, _)| *at <= now).collect();
             drop(all);
             for (_, count) in due {
-                self.done.lock().unwrap().push(now.0);
+                self.done.lock().push(now.0);
                 if count > 1 {
                     self.set(Time(now.0 + 10), count - 1);
                 }

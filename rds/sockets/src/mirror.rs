@@ -8,8 +8,9 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
+use polyverbs::provider::Mutex;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{
@@ -167,15 +168,11 @@ impl Mirror {
     }
 
     fn lock(&self) -> MutexGuard<'_, Level> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock()
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, Level>> {
-        match self.shown.try_lock() {
-            Ok(shown) => Some(shown),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.shown.try_lock()
     }
 
     // Updates the file to the readiness that `now` returns. Reading the readiness may itself cause a change, so this

@@ -4,9 +4,10 @@
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use polyverbs::provider::Mutex;
 use polyverbs_rds::{Outgoing, RdmaStatus, RdsError, RdsSocket, Received, Sleeping, Wait};
 use rustix::io::Errno;
 
@@ -103,7 +104,7 @@ impl Socket {
         dont_wait: bool,
         peek: bool,
     ) -> Result<Received, Errno> {
-        if !self.statuses().is_empty() {
+        if !self.statuses.lock().is_empty() {
             return Ok(Received::default());
         }
         let mut receive = |wait| match self.rds.recv_msg(room, wait, peek) {
@@ -139,7 +140,7 @@ impl Socket {
     }
 
     fn keep_rest(&self, mut received: Received, most: usize) -> Received {
-        let mut kept = self.statuses();
+        let mut kept = self.statuses.lock();
         kept.extend(received.statuses.drain(..));
         let count = kept.len().min(most.max(1));
         received.statuses.extend(kept.drain(..count));
@@ -223,13 +224,9 @@ impl Socket {
         Level {
             readable: now.readable && !is_taken
                 || self.congestion_changed.load(Ordering::SeqCst) != 0
-                || !self.statuses().is_empty(),
+                || !self.statuses.lock().is_empty(),
             writable: now.writable,
         }
-    }
-
-    fn statuses(&self) -> MutexGuard<'_, VecDeque<RdmaStatus>> {
-        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

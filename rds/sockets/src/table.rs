@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
-use polyverbs::provider::{MadeOnce, PerProcess};
+use polyverbs::provider::{MadeOnce, PerProcess, RwLock};
 
 use crate::socket::Socket;
 
@@ -51,7 +51,7 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
         return false;
     };
     INODES[descriptor as usize].store(inode, Ordering::SeqCst);
-    let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = SOCKETS.write();
     // An old entry is that of a descriptor which the program has closed by a call that is not redirected.
     let closed = all.insert(descriptor, socket);
     word.fetch_or(bit, Ordering::SeqCst);
@@ -82,11 +82,7 @@ fn inode(descriptor: RawFd) -> Option<u64> {
 
 /// The socket of a descriptor; `None` if this process has none for it.
 pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
-    let all = SOCKETS
-        .made()?
-        .read()
-        .unwrap_or_else(PoisonError::into_inner);
-    all.get(&descriptor).cloned()
+    SOCKETS.made()?.read().get(&descriptor).cloned()
 }
 
 /// Removes a descriptor, which is about to be closed, and returns its socket. The socket is closed with the last of its
@@ -95,15 +91,12 @@ pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     if let Some((word, bit)) = place(descriptor) {
         word.fetch_and(!bit, Ordering::SeqCst);
     }
-    let all = SOCKETS.made()?.write();
-    all.unwrap_or_else(PoisonError::into_inner)
-        .remove(&descriptor)
+    SOCKETS.made()?.write().remove(&descriptor)
 }
 
 /// Whether the table is empty, because this process has no RDS socket.
 pub(crate) fn is_empty() -> bool {
-    let all = SOCKETS.made().map(RwLock::read);
-    all.is_none_or(|all| all.unwrap_or_else(PoisonError::into_inner).is_empty())
+    SOCKETS.made().is_none_or(|all| all.read().is_empty())
 }
 
 /// The descriptors in this range whose calls are redirected to this library.

@@ -3,7 +3,9 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
+
+use polyverbs::provider::Mutex;
 
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
 
@@ -11,7 +13,7 @@ const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
 /// `socket` makes this project's sockets.
 fn alone() -> (MutexGuard<'static, ()>, PathBuf) {
     static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = ALONE.lock();
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let built = BUILT.get_or_init(test_kit::libraries::built);
     (alone, built.with_file_name("libpolyverbs_redirect.so"))

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::emulated::{EmulatedOptions, device_at};
+use polyverbs::provider::Mutex;
 use polyverbs_rds::{RdsError, RdsSocket, Wait};
 use rustix::process::{Pid, Signal, kill_process};
 use test_kit::process::ChildProcess;
@@ -186,9 +187,7 @@ fn run(run: u32, victim: usize, way: Option<Signal>, after: u32) {
     let told_by_far = thread::scope(|scope| {
         let sending = scope.spawn(|| {
             let tell = Mutex::new(tell);
-            send_all(sockets, &peers, &|number| {
-                _ = tell.lock().unwrap().send(number)
-            })
+            send_all(sockets, &peers, &|number| _ = tell.lock().send(number))
         });
         while told.recv().unwrap() < after {}
         end(&mut receivers[victim], way);

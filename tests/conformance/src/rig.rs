@@ -1,13 +1,13 @@
 //! Two devices, the objects that a program has made from them, and their clock.
 
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use low_latency_qp::{LowLatency, Progress, Watch};
 use polyverbs_engine::trace::Trace;
-use verbs_api::provider::DeviceOps;
+use verbs_api::provider::{DeviceOps, Mutex};
 use verbs_api::{
     Access, Completion, Context, Cq, DestroyError, Device, Memory, Mr, MrOptions, Mw, Pd, Qp,
     RemoteAddress, Requirements, Sge, Started, Transport, VerbError,
@@ -53,7 +53,7 @@ struct Complaints(Mutex<Vec<String>>);
 
 impl Drop for Complaints {
     fn drop(&mut self) {
-        let found = std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let found = std::mem::take(self.0.get_mut());
         assert!(found.is_empty() || thread::panicking(), "{found:#?}");
     }
 }
@@ -138,9 +138,6 @@ impl Rig {
     /// Makes the test fail at its end.
     pub(crate) fn complain(&self, complaint: String) {
         let mut complaints = self.complaints.0.lock();
-        let complaints = complaints
-            .as_mut()
-            .unwrap_or_else(|poisoned| poisoned.get_mut());
         if !complaints.contains(&complaint) {
             complaints.push(complaint);
         }

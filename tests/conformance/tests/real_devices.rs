@@ -5,7 +5,7 @@
 //! a file with the known faults of the device's driver.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
 use std::{env, fs};
 
 use conformance::faults::Faults;
@@ -13,6 +13,7 @@ use conformance::{Flavour, GivenDevice, Needs, Rig, examined};
 use rdma_core_provider::{LibIbverbs, PROVIDER};
 use verbs_api::Registry;
 use verbs_api::extension::Extensions;
+use verbs_api::provider::Mutex;
 
 struct Setting {
     devices: Vec<GivenDevice>,
@@ -63,7 +64,7 @@ fn faults() -> Faults {
 /// Lets one case run at a time, because they share the limits of the device.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock()
 }
 
 /// Runs a body of a module of the suite.

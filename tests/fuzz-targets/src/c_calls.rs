@@ -15,7 +15,6 @@ macro_rules! c {
 mod cm;
 
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::{mem, ptr};
 
@@ -26,6 +25,7 @@ use polyverbs_libibverbs::abi::{
     IbvWc, Rdma, SendWr, Ud, qp_type, send_flags,
 };
 use polyverbs_libibverbs::{ah, context, cq, device, dm, mr, mw, open, pd, post, qp, query, srq};
+use verbs_api::provider::Mutex;
 
 use crate::c_library::{call, configure};
 use crate::intruder::alone;

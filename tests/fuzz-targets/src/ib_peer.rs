@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bmme as _;
@@ -21,7 +21,7 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_io::{Arrival, DatagramCodec, Envelope, through_datagrams};
 use polyverbs_sim::Simulation;
-use verbs_api::provider::DeviceOps;
+use verbs_api::provider::{DeviceOps, Mutex};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
@@ -249,10 +249,7 @@ struct Wire {
 
 impl Wire {
     fn next(&self) -> Option<OwnedFrame<Header>> {
-        let mut under_way = self
-            .under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = self.under_way.lock();
         under_way.pop_front()
     }
 }
@@ -264,10 +261,7 @@ impl Link<Header> for Wire {
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
         if frame.to != PEER {
-            let mut under_way = self
-                .under_way
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut under_way = self.under_way.lock();
             under_way.push_back(frame.to_owned());
         }
     }
@@ -282,10 +276,7 @@ impl Link<Header> for Wire {
     }
 
     fn next_due(&self) -> Option<Time> {
-        let under_way = self
-            .under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let under_way = self.under_way.lock();
         (!under_way.is_empty()).then_some(Time(0))
     }
 }

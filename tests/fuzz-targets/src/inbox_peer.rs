@@ -7,13 +7,13 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use polyverbs_io::{Arrival, GroupOptions, Lease, Service};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use verbs_api::provider::Mutex;
 
 use crate::intruder::{Hideout, Intruder, JOIN, VERSION, own_address};
 use crate::script::Script;
@@ -22,7 +22,7 @@ static KEPT: Mutex<Option<Rig>> = Mutex::new(None);
 
 /// Sends the messages of a fuzzer to inboxes, and to a process that joins.
 pub fn run(octets: &[u8]) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = KEPT.lock();
     let mut rig = kept.take().unwrap_or_else(Rig::new);
     let mut script = Script::new(octets);
     if script.octet() & 15 == 15 {

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use polyverbs_io::Lease;
 use rustix::cmsg_space;
@@ -14,6 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     connect, listen, recvmsg, sendmsg, socket_with,
 };
+use verbs_api::provider::Mutex;
 
 /// An address of this process's own, for each number from 1 to 7, so that another run does not meet this one.
 pub(crate) fn own_address(number: u8) -> IpAddr {
@@ -23,7 +24,7 @@ pub(crate) fn own_address(number: u8) -> IpAddr {
 
 /// Makes sure that only one run of this process uses an address at a time.
 pub(crate) fn alone(address: &Mutex<()>) -> MutexGuard<'_, ()> {
-    address.lock().unwrap_or_else(PoisonError::into_inner)
+    address.lock()
 }
 
 /// A connection to an honest process.

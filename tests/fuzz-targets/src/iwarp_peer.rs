@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bmme as _;
@@ -20,8 +20,8 @@ use polyverbs_engine::time::Time;
 use polyverbs_io::{Found, StreamCodec};
 use polyverbs_sim::Simulation;
 use polyverbs_wire::iwarp::{Direction, Framing};
-use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::ReadyForms;
+use verbs_api::provider::{DeviceOps, Mutex};
 use verbs_api::qp::connect_pair;
 use verbs_api::{Access, Operations, Qp, QpOptions, ids::LinkAddress, wr};
 
@@ -72,13 +72,13 @@ impl Peer for Rig {
     // The peer's device connects and sends one message; from then on the fuzzer sends in its place.
     fn connect(&mut self) {
         self.peer.drain();
-        self.wire.state().is_open = true;
+        self.wire.0.lock().is_open = true;
         let connected = connect_pair(&self.at_work.qp, &self.peer_qp, RIGHTS);
         connected.wait().expect("a connection");
         let nothing = wr::Write::new((), verbs_api::RemoteAddress::default());
         self.peer_qp.post_one(nothing).expect("it is ready");
         self.at_work.network.progress();
-        let mut wire = self.wire.state();
+        let mut wire = self.wire.0.lock();
         wire.is_open = false;
         self.stream = wire.stream.take().expect("a frame of the peer");
         self.sent = [0; 4];
@@ -221,11 +221,7 @@ struct State {
     stream: Option<Stream>,
 }
 
-impl Wire {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Wire {}
 
 impl Link<Header> for Wire {
     fn max_frame(&self) -> Option<usize> {
@@ -233,7 +229,7 @@ impl Link<Header> for Wire {
     }
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         if frame.from == PEER && matches!(frame.header.message, Message::Tagged(_)) {
             state.stream = Some(frame.header.stream);
         }
@@ -245,7 +241,7 @@ impl Link<Header> for Wire {
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
         let mut any = false;
         loop {
-            let Some(frame) = self.state().under_way.pop_front() else {
+            let Some(frame) = self.0.lock().under_way.pop_front() else {
                 return any;
             };
             network.deliver(frame.as_frame(), now);
@@ -254,7 +250,7 @@ impl Link<Header> for Wire {
     }
 
     fn next_due(&self) -> Option<Time> {
-        (!self.state().under_way.is_empty()).then_some(Time(0))
+        (!self.0.lock().under_way.is_empty()).then_some(Time(0))
     }
 }
 

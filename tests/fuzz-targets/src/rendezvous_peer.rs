@@ -5,13 +5,13 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{Enhanced, Kind, MAX_START_LEN, Start};
-use verbs_api::provider::DeviceOps;
+use verbs_api::provider::{DeviceOps, Mutex};
 use verbs_api::qp::connect_pair;
 use verbs_api::{Completion, QpOptions, WcStatus, wr};
 
@@ -23,7 +23,7 @@ static KEPT: Mutex<Option<Rig>> = Mutex::new(None);
 
 /// Sends the bytes of a fuzzer to a device whose queue pairs are found by their numbers.
 pub fn run(octets: &[u8]) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = KEPT.lock();
     let rig = kept.take().unwrap_or_else(Rig::new);
     rig.run(&mut Script::new(octets));
     *kept = Some(rig);

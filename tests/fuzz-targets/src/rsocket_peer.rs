@@ -7,7 +7,6 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
 
 use libc::{sockaddr, socklen_t};
 use polyverbs::connection::{Accepted, Connection, ConnectionOptions, Connector};
@@ -19,6 +18,7 @@ use polyverbs::{
 };
 use polyverbs_librdmacm::address;
 use polyverbs_librdmacm::rsocket::calls;
+use verbs_api::provider::Mutex;
 
 use crate::c_library::{self, ROCE, call, configure, errno, unbroken};
 use crate::intruder::own_address;
@@ -28,7 +28,7 @@ static KEPT: Mutex<Option<Rig>> = Mutex::new(None);
 
 /// Runs a peer of an rsocket and the program that uses it, both by the script of a fuzzer.
 pub fn run(octets: &[u8]) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = KEPT.lock();
     let rig = kept.take().unwrap_or_else(Rig::new);
     let mut script = Script::new(octets);
     let options = script.octet();

@@ -6,12 +6,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 
 use polyverbs_io::group::RANGES;
 use polyverbs_io::shm::{Connection, LONGEST_HEAD, LONGEST_PAYLOAD};
 use polyverbs_io::{GroupOptions, Lease, Put, QpnRange, Readers, Record, RecordMeta, ShmPort};
 use verbs_api::memory::Span;
+use verbs_api::provider::Mutex;
 
 use crate::intruder::{Intruder, alone, own_address};
 use crate::script::Script;

@@ -4,7 +4,7 @@
 //! delivered for a stream that does not exist, and the stream with the honest link keeps working.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use emulated_iwarp::header::{Body, Header, Message, Opcode, Stream};
@@ -20,6 +20,7 @@ use polyverbs_io::{
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::ids::LinkAddress;
 use verbs_api::memory::Span;
+use verbs_api::provider::Mutex;
 use verbs_api::provider::carrier::ReadyForms;
 
 use crate::intruder::{alone, own_address};
@@ -50,7 +51,7 @@ struct End {
 impl Deliver<Header> for End {
     fn deliver(&self, frame: Frame<'_, Header>, _: Time) {
         assert!(frame.payload.len() <= LONGEST_PAYLOAD + LONGEST_HEAD);
-        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut came = self.came.lock();
         came.push(frame.to_owned());
     }
 }
@@ -68,7 +69,7 @@ impl End {
     fn look(&self, now: Time) -> Vec<OwnedFrame<Header>> {
         self.link.flush();
         self.link.progress(now, self);
-        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut came = self.came.lock();
         std::mem::take(&mut came)
     }
 

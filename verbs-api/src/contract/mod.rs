@@ -342,7 +342,7 @@ pub trait PostOps: Send + Sync {
             _ => Err((
                 0,
                 PostReason::Os {
-                    errno: nix::libc::EOPNOTSUPP,
+                    errno: libc::EOPNOTSUPP,
                 },
             )),
         }

@@ -1,13 +1,13 @@
 //! Threads of this library and of providers, in a program that does not know of them.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
 use crate::fork::PerProcess;
+use crate::lock::{Condvar, Mutex};
 
 const FAULTS: [Signal; 4] = [
     Signal::SIGSEGV,
@@ -46,11 +46,7 @@ struct Threads {
     ended: Condvar,
 }
 
-impl Threads {
-    fn running(&self) -> MutexGuard<'_, usize> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Threads {}
 
 /// Each process has its own count, because a forked child has none of its parent's threads.
 static THREADS: PerProcess<Threads> = PerProcess::new(Threads::default);
@@ -59,14 +55,14 @@ struct Running(());
 
 impl Running {
     fn new() -> Self {
-        *THREADS.running() += 1;
+        *THREADS.running.lock() += 1;
         Self(())
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        *THREADS.running() -= 1;
+        *THREADS.running.lock() -= 1;
         THREADS.ended.notify_all();
     }
 }
@@ -75,9 +71,8 @@ impl Drop for Running {
 /// whether all have. A library does this after it has closed its last device: a thread that closes its descriptors later
 /// could close files that the program has meanwhile opened under the same numbers.
 pub fn wait_for_threads(most: Duration) -> bool {
-    let running = THREADS.running();
-    let waited = (THREADS.ended).wait_timeout_while(running, most, |running| *running > 0);
-    *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    let running = THREADS.running.lock();
+    *(THREADS.ended).wait_timeout_while(running, most, |running| *running > 0) == 0
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ pub use reply::Reply;
 pub(crate) use wait::{Waiters, block_on, block_on_for};
 
 use crate::error::VerbError;
+use crate::lock::{Condvar, Mutex};
 
 type Handler<T, E> = Box<dyn FnOnce(Result<T, E>) + Send>;
 type Unclaimed<T, E> = Box<dyn Fn(Result<T, E>) + Send + Sync>;
@@ -200,14 +201,13 @@ impl<T, E: From<VerbError>> Started<T, E> {
 
 impl<T, E> Shared<T, E> {
     fn lock(&self) -> MutexGuard<'_, State<T, E>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     // Locked when the verb has ended or `time` has passed.
     fn wait_for(&self, time: Duration) -> MutexGuard<'_, State<T, E>> {
         let is_pending = |state: &mut State<T, E>| matches!(state, State::Pending { .. });
-        let waited = self.done.wait_timeout_while(self.lock(), time, is_pending);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        self.done.wait_timeout_while(self.lock(), time, is_pending)
     }
 
     fn unclaimed(&self, result: Result<T, E>) {

@@ -2,12 +2,13 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::in_handler;
 use crate::error::VerbError;
+use crate::lock::{Condvar, Mutex};
 
 /// A thread that sleeps until a waker wakes it. It does not use the standard library's `park`, which fails in a thread that
 /// is ending.
@@ -20,14 +21,11 @@ struct Sleeper {
 impl Sleeper {
     /// Sleeps until a waker wakes this thread, but for `time` at most if it is given.
     fn sleep(&self, time: Option<Duration>) {
-        let locked = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let locked = self.is_woken.lock();
         let asleep = |is_woken: &mut bool| !*is_woken;
         let mut is_woken = match time {
-            None => (self.woken.wait_while(locked, asleep)).unwrap_or_else(PoisonError::into_inner),
-            Some(time) => {
-                let woken = self.woken.wait_timeout_while(locked, time, asleep);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
+            None => self.woken.wait_while(locked, asleep),
+            Some(time) => self.woken.wait_timeout_while(locked, time, asleep),
         };
         *is_woken = false;
     }
@@ -35,7 +33,7 @@ impl Sleeper {
 
 impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        *self.is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.is_woken.lock() = true;
         self.woken.notify_one();
     }
 }
@@ -88,15 +86,14 @@ pub(crate) struct Waiters {
 
 impl Waiters {
     pub(crate) fn add(&self, waker: &Waker) {
-        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wakers = self.wakers.lock();
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
         }
     }
 
     pub(crate) fn wake(&self) {
-        let wakers =
-            std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        let wakers = std::mem::take(&mut *self.wakers.lock());
         wakers.into_iter().for_each(Waker::wake);
     }
 }

@@ -9,8 +9,8 @@
 //! another one runs makes that one start over.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::{array, mem};
 
@@ -18,6 +18,7 @@ use super::CqObject;
 use crate::control::handler_scope;
 use crate::error::VerbError;
 use crate::ids::Qpn;
+use crate::lock::Mutex;
 use crate::object_id::ObjectId;
 use crate::wc::{Completion, Notify};
 
@@ -531,7 +532,7 @@ impl Router {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

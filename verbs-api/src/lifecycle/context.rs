@@ -1,7 +1,7 @@
 //! The state that a context and its objects share, except the provider's part.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::events::{AsyncEvent, EventQueue, fits};
@@ -11,6 +11,7 @@ use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Gran
 use crate::control::{Completer, Started};
 use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
+use crate::lock::Mutex;
 use crate::mem::MwType;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::post::QpRules;
@@ -62,7 +63,7 @@ impl ContextShared {
     // Ends every verb in flight; later ones are refused.
     fn remove(&self) {
         let aborted = {
-            let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pending = self.pending.lock();
             self.removed.store(true, Ordering::SeqCst);
             pending.take_all()
         };
@@ -151,7 +152,7 @@ impl ContextCore {
     /// Returns the rules for a new queue pair. Queue pairs that are created alike in succession share one copy, so that
     /// many of them read the same cache line.
     pub(crate) fn share_rules(&self, rules: QpRules) -> Arc<QpRules> {
-        let mut recent = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = self.rules.lock();
         if let Some(known) = recent.iter().find(|known| ***known == rules) {
             return Arc::clone(known);
         }
@@ -235,11 +236,7 @@ impl ContextCore {
         E: Send + 'static,
     {
         let (started, completer) = Started::pending();
-        let mut pending = self
-            .shared
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.shared.pending.lock();
         let slot = if self.shared.is_removed() {
             drop(pending);
             completer.complete(removed());
@@ -278,10 +275,7 @@ impl ContextCore {
 
     /// Keeps an object that the provider refused to destroy, until the destruction is retried.
     pub(crate) fn defer(&self, object: Box<dyn Deferred>) {
-        self.deferred
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(object);
+        self.deferred.lock().push(object);
     }
 
     /// Notes that an object of this kind was destroyed, and retries the destructions that may have waited for it.
@@ -292,8 +286,7 @@ impl ContextCore {
     }
 
     pub(crate) fn retry_deferred(&self) {
-        let deferred =
-            std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
+        let deferred = std::mem::take(&mut *self.deferred.lock());
         deferred.into_iter().for_each(|object| object.retry());
     }
 }
@@ -317,11 +310,7 @@ impl<T: 'static, E: 'static> Outcome<T, E> {
     /// Ends the verb with this result. Call it with no lock held.
     pub fn complete(self, result: Result<T, E>) {
         if let Some(slot) = self.slot {
-            let mut pending = self
-                .shared
-                .pending
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut pending = self.shared.pending.lock();
             // After a removal the slots are gone, and no new ones are taken.
             let abort = pending.remove(slot);
             drop(pending);

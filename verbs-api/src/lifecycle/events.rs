@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 
 use super::node::Ack;
@@ -11,6 +11,7 @@ use super::table::Table;
 use crate::control::{Waiters, run_handler};
 use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
+use crate::lock::Mutex;
 use crate::notifier::Notifier;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 
@@ -182,7 +183,7 @@ impl EventQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

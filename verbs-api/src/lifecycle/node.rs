@@ -3,11 +3,12 @@
 use std::any::Any;
 use std::mem;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use super::slab::Slab;
 use super::table::{Reserved, Table};
 use crate::error::VerbError;
+use crate::lock::Mutex;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 use crate::post::PostReason;
 
@@ -260,12 +261,12 @@ impl Node {
     /// before.
     pub(super) fn begin_drop(&mut self) -> Option<Holdings> {
         let state = mem::replace(self.state.get_mut(), DESTROYED);
-        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let uses = self.uses.get_mut();
         (state != DESTROYED).then(|| uses.holdings.take())
     }
 
     fn lock(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uses.lock()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use super::node::{AnyObject, User};
 use crate::error::VerbError;
+use crate::lock::Mutex;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 
 // One sequence for the whole process, so that identities of different contexts differ.
@@ -118,7 +119,7 @@ impl Table {
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 }
 

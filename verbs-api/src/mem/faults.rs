@@ -14,9 +14,8 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use nix::libc;
+use crate::lock::Mutex;
 
 /// A block of instructions that access exposed memory. Start and end are stored as distances from the fields themselves.
 #[repr(C)]
@@ -186,7 +185,7 @@ pub(super) fn store(word: *mut u64, value: u64) {
 pub(super) fn compare_exchange(word: *mut u64, compare: u64, swap: u64) -> u64 {
     // Atomic among those that are made again: a program that has protected the word does not change it meanwhile.
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let before = load(word);
     if before == compare {
         store(word, swap);
@@ -199,7 +198,7 @@ mod tests {
     use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
     use std::ptr::with_exposed_provenance_mut as at;
 
-    use nix::libc::{MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE};
+    use libc::{MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE};
 
     use super::super::copy::outlive_faults;
     use super::PAGE;
@@ -212,13 +211,13 @@ mod tests {
 
     impl Pages {
         fn new(flags: i32, fd: i32) -> Self {
-            outlive_faults(super::libc::sigaction).unwrap();
+            outlive_faults(libc::sigaction).unwrap();
             // SAFETY: a new mapping, at an address that the kernel chooses.
             let made = unsafe {
                 let rights = PROT_READ | PROT_WRITE;
-                super::libc::mmap(std::ptr::null_mut(), PAGES * PAGE, rights, flags, fd, 0)
+                libc::mmap(std::ptr::null_mut(), PAGES * PAGE, rights, flags, fd, 0)
             };
-            assert_ne!(made, super::libc::MAP_FAILED);
+            assert_ne!(made, libc::MAP_FAILED);
             let made = Self(made.expose_provenance());
             made.span().write(&[7; PAGES * PAGE]);
             made
@@ -226,7 +225,7 @@ mod tests {
 
         fn protect(&self, rights: i32) {
             // SAFETY: the mapping is of this test alone.
-            let done = unsafe { super::libc::mprotect(at(self.0), PAGES * PAGE, rights) };
+            let done = unsafe { libc::mprotect(at(self.0), PAGES * PAGE, rights) };
             assert_eq!(done, 0);
         }
 
@@ -240,17 +239,17 @@ mod tests {
     impl Drop for Pages {
         fn drop(&mut self) {
             // SAFETY: the mapping is of this test alone.
-            unsafe { super::libc::munmap(at(self.0), PAGES * PAGE) };
+            unsafe { libc::munmap(at(self.0), PAGES * PAGE) };
         }
     }
 
     fn memory_file() -> OwnedFd {
         // SAFETY: the name is a text; the descriptor is new.
-        unsafe { OwnedFd::from_raw_fd(super::libc::memfd_create(c"pages".as_ptr(), 0)) }
+        unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"pages".as_ptr(), 0)) }
     }
 
     fn cut(file: &OwnedFd, length: usize) {
-        nix::unistd::ftruncate(file, length as i64).unwrap();
+        rustix::fs::ftruncate(file, length as u64).unwrap();
     }
 
     fn bytes(span: Span<'_>) -> Vec<u8> {

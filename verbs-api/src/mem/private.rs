@@ -5,10 +5,11 @@
 use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::{Allocation, Loan, Sge, take_back_into};
 use crate::ids::LKey;
+use crate::lock::Mutex;
 
 struct Pool {
     allocation: Arc<Allocation>,
@@ -73,12 +74,7 @@ impl BufferPool {
 
     /// Takes a buffer, whose length is its full size, for exclusive use; `None` while all are taken.
     pub fn take(&self) -> Option<Buffer> {
-        let index = self
-            .pool
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()?;
+        let index = self.pool.free.lock().pop()?;
         Some(Buffer {
             pool: Arc::clone(&self.pool),
             index,
@@ -88,11 +84,7 @@ impl BufferPool {
 
     /// Returns how many buffers can be taken now.
     pub fn available(&self) -> usize {
-        self.pool
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        self.pool.free.lock().len()
     }
 
     /// Returns the size of each buffer in bytes.
@@ -190,11 +182,7 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.index);
+        self.pool.free.lock().push(self.index);
     }
 }
 

@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-use nix::libc::{self, sigaction, siginfo_t, sigset_t};
+use libc::{sigaction, siginfo_t, sigset_t};
 
 use super::faults;
 

@@ -1,6 +1,6 @@
 //! Queue pairs: the handle, posting, and control verbs.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::{fmt, mem, slice};
 
 use super::QpOptions;
@@ -17,6 +17,7 @@ use crate::lifecycle::{
     AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, Reserved, by_identity,
     destroy,
 };
+use crate::lock::Mutex;
 use crate::mem::MwType;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::operation::{ExtensionOperation, RequestAttribute};
@@ -844,9 +845,7 @@ fn take_back(requests: &mut [WorkRequest<'_>]) {
 
 impl QpExtra {
     fn attachments(&self) -> std::sync::MutexGuard<'_, Vec<Attachment>> {
-        self.attachments
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.attachments.lock()
     }
 
     fn attached(&self, object: &Arc<QpObject>, group: Gid, success: bool) {

@@ -7,7 +7,7 @@ mod provider;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 pub use provider::{Absent, DeviceList, LinkedProvider, Provider};
 
@@ -17,6 +17,7 @@ use crate::device::{Device, OpenError};
 use crate::error::{RegistryError, VerbError};
 use crate::extension::{ExtensionDescriptor, Extensions};
 use crate::fork::PerProcess;
+use crate::lock::Mutex;
 use crate::version::CONTRACT_VERSION;
 
 /// A set of providers, their devices, and extensions, each sorted by name. The devices are those that existed when the
@@ -137,7 +138,7 @@ impl Registry {
     /// As [`refresh`](Self::refresh); or as [`registry`], if it had not been made yet.
     pub fn refresh_linked() -> Result<(), RegistryError> {
         registry()?;
-        let mut registry = linked();
+        let mut registry = LINKED.lock();
         registry
             .as_mut()
             .map_or(Ok(()), |registry| Arc::make_mut(registry).refresh())
@@ -341,10 +342,6 @@ fn check_consistent(
 // A child of a fork asks the providers itself: the devices of its parent have threads and sockets that do not exist there.
 static LINKED: PerProcess<Mutex<Option<Arc<Registry>>>> = PerProcess::new(Mutex::default);
 
-fn linked() -> MutexGuard<'static, Option<Arc<Registry>>> {
-    LINKED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the registry of all providers and extensions that are linked, which the process makes once. Its devices are
 /// those that existed then, or at the last [`Registry::refresh_linked`].
 ///
@@ -360,7 +357,7 @@ fn linked() -> MutexGuard<'static, Option<Arc<Registry>>> {
 /// # Errors
 /// As [`Registry::linked`]; the next call tries again.
 pub fn registry() -> Result<Arc<Registry>, RegistryError> {
-    let mut linked = linked();
+    let mut linked = LINKED.lock();
     let registry = match linked.take() {
         Some(registry) => registry,
         None => Arc::new(Registry::linked()?),

@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
+use verbs_api::provider::Mutex;
 use verbs_api::*;
 use verbs_api::{
     event::EventType,
@@ -28,7 +29,7 @@ fn a_thousand_started_creates_complete_once_each() {
         let (done, made) = (Arc::clone(&done), Arc::clone(&made));
         pd.create_qp(QpOptions::rc(&cq)).on_done(move |qp| {
             done.fetch_add(1, Ordering::SeqCst);
-            made.lock().unwrap().push(qp.unwrap());
+            made.lock().push(qp.unwrap());
         });
     }
     assert_eq!((mock.waiting(), done.load(Ordering::SeqCst)), (1000, 0));
@@ -63,7 +64,7 @@ fn every_verb_can_be_started_in_a_handler_and_none_waited_for() {
     started.on_done(move |_| {
         let note = |seen: &Arc<Mutex<Vec<bool>>>| {
             let seen = Arc::clone(seen);
-            move |done: bool| seen.lock().unwrap().push(done)
+            move |done: bool| seen.lock().push(done)
         };
         assert_eq!(
             context.alloc_pd().wait().unwrap_err(),
@@ -102,7 +103,7 @@ fn every_verb_can_be_started_in_a_handler_and_none_waited_for() {
         });
     });
     completer.complete(Ok(()));
-    assert_eq!(*outcomes.lock().unwrap(), [true; 7]);
+    assert_eq!(*outcomes.lock(), [true; 7]);
 }
 
 fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {

@@ -1,10 +1,11 @@
 //! Asynchronous events, completion notices, and their acknowledgement.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
 use verbs_api::objects::ObjectKind;
+use verbs_api::provider::Mutex;
 use verbs_api::*;
 use verbs_api::{
     completion::Notify,
@@ -121,20 +122,20 @@ fn a_handler_may_destroy_the_object_of_its_event() {
     let seen = Arc::clone(&order);
     context.on_event(move |event| {
         assert!(in_handler());
-        if let Some(qp) = victim.lock().unwrap().take() {
+        if let Some(qp) = victim.lock().take() {
             let ended = Arc::clone(&seen);
             let destroy = qp.destroy();
             assert!(!destroy.is_done(), "the event is not acknowledged yet");
             destroy.on_done(move |result| {
                 result.unwrap();
-                ended.lock().unwrap().push("destroyed");
+                ended.lock().push("destroyed");
             });
-            seen.lock().unwrap().push("handler ends");
+            seen.lock().push("handler ends");
         }
         drop(event);
     });
     mock.event(0, EventType::QpFatal, EventSubject::Object(id));
-    assert_eq!(*order.lock().unwrap(), ["handler ends", "destroyed"]);
+    assert_eq!(*order.lock(), ["handler ends", "destroyed"]);
     assert_eq!(mock.live("qp"), 0, "once");
 }
 
@@ -231,7 +232,7 @@ fn a_completion_handler_may_start_every_verb() {
         let mut slots: [Completion; 4] = Default::default();
         loop {
             for done in cq.poll(&mut slots).unwrap() {
-                inner.lock().unwrap().push(done.wr_id);
+                inner.lock().push(done.wr_id);
                 if done.wr_id < 1000 {
                     // The request completes within the post: the notification must not recurse.
                     cq.arm(Notify::Next).unwrap();
@@ -247,7 +248,7 @@ fn a_completion_handler_may_start_every_verb() {
     });
     assert!(!cq.arm(Notify::Next).unwrap());
     qp.post_receive(ReceiveRequest::new(0, ())).unwrap();
-    assert_eq!(*seen.lock().unwrap(), (0..=1000).collect::<Vec<_>>());
+    assert_eq!(*seen.lock(), (0..=1000).collect::<Vec<_>>());
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_queue_is_made_with_a_vector_that_the_device_has() {
     let refused = context.create_cq(CqOptions::new(8).comp_vector(2)).wait();
     let message = refused.unwrap_err().to_string();
     assert!(message.contains("comp_vector"), "{message}");
-    assert_eq!(*mock.comp_vectors.lock().unwrap(), [1, 0]);
+    assert_eq!(*mock.comp_vectors.lock(), [1, 0]);
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn a_busy_region_with_a_bound_window_is_returned() {
         .unwrap();
     let mw = pd.alloc_mw(MwType::Type2).wait().unwrap();
     let bound = Holder::new(ObjectKind::Mw, mw.id());
-    mock.bound.lock().unwrap().push(bound);
+    mock.bound.lock().push(bound);
     let refused = mr.clone().deregister().wait().unwrap_err();
     let message = format!("in use by MW with rkey {}", mw.rkey());
     assert_eq!(refused.to_string(), message);

@@ -14,7 +14,7 @@ use verbs_api::{
 use crate::mock;
 
 fn posted(mock: &mock::Mock) -> Vec<PlanStep> {
-    let posted = std::mem::take(&mut *mock.posted.lock().unwrap());
+    let posted = std::mem::take(&mut *mock.posted.lock());
     posted
         .into_iter()
         .map(|(operation, flags, _)| PlanStep { operation, flags })

@@ -4,12 +4,12 @@
 //! on when their slot was filled, so that tracing costs nothing while it is off.
 #![allow(unsafe_code)]
 
+mod function;
 mod show;
-mod signatures;
 
 use std::any::Any;
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -20,7 +20,7 @@ use verbs_api::provider::MadeOnce;
 
 use crate::errno::Errno;
 use crate::setup::{complain, configuration};
-use signatures::Answer;
+pub use function::{Answer, Function};
 
 /// Whether tracing is on, as one of the three constants below.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
@@ -29,8 +29,11 @@ const OFF: u8 = 0;
 const UNKNOWN: u8 = 1;
 const ON: u8 = 2;
 
-/// The six registers in which a verb gets its arguments; no verb has more than fit.
-pub(crate) type Arguments = [u64; 6];
+/// The registers that hold arguments, which are all of every verb.
+const REGISTERS: usize = 6;
+
+/// A verb's arguments in registers.
+pub(crate) type Arguments = [u64; REGISTERS];
 
 /// Whether tracing is on. The first call reads the configuration.
 pub fn is_on() -> bool {
@@ -89,7 +92,7 @@ fn write(line: &str) {
 
 #[derive(Clone, Copy, PartialEq)]
 struct Call {
-    name: *const c_char,
+    function: &'static Function,
     arguments: Arguments,
 }
 
@@ -104,26 +107,22 @@ fn thread() -> c_int {
 }
 
 /// Writes the line of a verb that has returned.
-///
-/// # Safety
-/// `name` is a C string that stays valid.
-pub(crate) unsafe fn leave(name: *const c_char, arguments: Arguments, result: u64) {
+pub(crate) fn leave(function: &'static Function, arguments: Arguments, result: u64) {
     let errno = Errno::last();
-    // SAFETY: as the caller promises.
-    let text = unsafe { text(name) };
-    tell(Call { name, arguments }, text, result, errno);
+    tell(
+        Call {
+            function,
+            arguments,
+        },
+        result,
+        errno,
+    );
     errno.set();
 }
 
-/// Writes a line for a verb that has panicked, and sets `errno` to EIO. Returns the value by which a verb of this name
-/// reports failure.
-///
-/// # Safety
-/// As for [`leave`].
+/// Writes a line for a verb of this name that has panicked.
 #[cold]
-pub(crate) unsafe fn panicked(name: *const c_char, panic: Box<dyn Any + Send>) -> u64 {
-    // SAFETY: as the caller promises.
-    let name = unsafe { text(name) };
+pub(crate) fn panicked(name: &str, panic: Box<dyn Any + Send>) {
     let message = (panic.downcast_ref::<String>().map(String::as_str))
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("a value that is no text");
@@ -133,22 +132,10 @@ pub(crate) unsafe fn panicked(name: *const c_char, panic: Box<dyn Any + Send>) -
             "[{thread}] {name}(…) panicked: {message}; please report this\n"
         ));
     }
-    Errno(libc::EIO).set();
-    signatures::of(name)
-        .map_or(Answer::Number, |signature| signature.answer)
-        .failure(libc::EIO)
 }
 
-// The name of a verb.
-// SAFETY of the callers: as for `leave`.
-unsafe fn text(name: *const c_char) -> &'static str {
-    // SAFETY: as the caller promises.
-    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("?")
-}
-
-fn tell(call: Call, name: &str, result: u64, errno: Errno) {
-    let signature = signatures::of(name);
-    let idle = signature.is_some_and(|signature| signature.is_idle(result, errno));
+fn tell(call: Call, result: u64, errno: Errno) {
+    let idle = call.function.is_idle(result, errno);
     let before = IDLE.get();
     if let Some((_, times)) = before.filter(|(last, _)| idle && *last == call) {
         IDLE.set(Some((call, times + 1)));
@@ -158,19 +145,8 @@ fn tell(call: Call, name: &str, result: u64, errno: Errno) {
         write(&format!("[{}] … {times} times more\n", thread()));
     }
     IDLE.set(idle.then_some((call, 0)));
-    let thread = thread();
-    let line = match signature {
-        None => format!(
-            "[{thread}] {name}(…){}\n",
-            Answer::Number.show(result, errno)
-        ),
-        Some(signature) => {
-            let shown = signature.show(&call.arguments, result);
-            let answer = signature.answer.show(result, errno);
-            format!("[{thread}] {name}({shown}){answer}\n")
-        }
-    };
-    write(&line);
+    let shown = call.function.show(&call.arguments, result, errno);
+    write(&format!("[{}] {shown}\n", thread()));
 }
 
 /// The name and text of an error number, such as `EINVAL (Invalid argument)`.

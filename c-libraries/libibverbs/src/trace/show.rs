@@ -33,28 +33,28 @@ struct Argument {
     failed: bool,
 }
 
-const KINDS: &[(&str, Kind)] = &[
-    ("p", Kind(|out, it| pointer(out, it.value))),
+const KINDS: &[(u8, Kind)] = &[
+    (b'p', Kind(|out, it| pointer(out, it.value))),
     (
-        "i",
+        b'i',
         Kind(|out, it| put(out, format_args!("{}", it.value as u32 as c_int))),
     ),
     (
-        "x",
+        b'x',
         Kind(|out, it| put(out, format_args!("{:#x}", it.value as u32))),
     ),
     (
-        "w",
+        b'w',
         Kind(|out, it| put(out, format_args!("{:#x}", it.value))),
     ),
-    ("z", Kind(|out, it| put(out, format_args!("{}", it.value)))),
-    ("s", Kind(|out, it| text(out, it.value))),
+    (b'z', Kind(|out, it| put(out, format_args!("{}", it.value)))),
+    (b's', Kind(|out, it| text(out, it.value))),
     (
-        "I",
+        b'I',
         Kind(|out, it| filled::<c_int>(out, it, |out, value| put(out, format_args!("[{value}]")))),
     ),
     (
-        "V",
+        b'V',
         Kind(|out, it| {
             filled::<u64>(out, it, |out, value| {
                 out.push('[');
@@ -64,7 +64,7 @@ const KINDS: &[(&str, Kind)] = &[
         }),
     ),
     (
-        "D",
+        b'D',
         Kind(|out, it| {
             given::<IbvDevice>(out, it, |out, device| {
                 // The name of something that is no device need not end with zero.
@@ -74,34 +74,43 @@ const KINDS: &[(&str, Kind)] = &[
             })
         }),
     ),
-    ("P", Kind(|out, it| filled::<IbvPortAttr>(out, it, port))),
-    ("G", Kind(|out, it| filled::<IbvGid>(out, it, gid))),
-    ("g", Kind(|out, it| given::<IbvGid>(out, it, gid))),
-    ("E", Kind(|out, it| filled::<IbvAsyncEvent>(out, it, event))),
-    ("C", Kind(completions)),
-    ("Q", Kind(|out, it| given::<IbvQpInitAttr>(out, it, init))),
+    (b'P', Kind(|out, it| filled::<IbvPortAttr>(out, it, port))),
+    (b'G', Kind(|out, it| filled::<IbvGid>(out, it, gid))),
+    (b'g', Kind(|out, it| given::<IbvGid>(out, it, gid))),
     (
-        "A",
+        b'E',
+        Kind(|out, it| filled::<IbvAsyncEvent>(out, it, event)),
+    ),
+    (b'C', Kind(completions)),
+    (b'Q', Kind(|out, it| given::<IbvQpInitAttr>(out, it, init))),
+    (
+        b'A',
         Kind(|out, it| {
             given::<IbvQpAttr>(out, it, |out, attr| attributes(out, attr, it.next as u32))
         }),
     ),
-    ("H", Kind(|out, it| given::<IbvAhAttr>(out, it, path))),
-    ("S", Kind(sends)),
-    ("R", Kind(receives)),
-    ("N", Kind(|out, it| address(out, it.value))),
-    ("M", Kind(|out, it| filled::<u64>(out, it, cm_event))),
+    (b'H', Kind(|out, it| given::<IbvAhAttr>(out, it, path))),
+    (b'S', Kind(sends)),
+    (b'R', Kind(receives)),
+    (b'N', Kind(|out, it| address(out, it.value))),
+    (b'M', Kind(|out, it| filled::<u64>(out, it, cm_event))),
 ];
 
 impl Kind {
-    pub(super) fn of(letter: &str) -> Self {
+    /// A pointer.
+    pub(super) const POINTER: u8 = b'p';
+
+    pub(super) fn of(letter: u8) -> Self {
         let found = KINDS.iter().find(|(known, _)| *known == letter);
         found.unwrap_or(&KINDS[0]).1
     }
 
-    #[cfg(test)]
-    pub(super) fn is_known(letter: &str) -> bool {
-        KINDS.iter().any(|(known, _)| *known == letter)
+    pub(super) const fn is_known(letter: u8) -> bool {
+        let mut at = 0;
+        while at < KINDS.len() && KINDS[at].0 != letter {
+            at += 1;
+        }
+        at < KINDS.len()
     }
 
     pub(super) fn show(self, out: &mut String, value: u64, next: u64, result: u64, failed: bool) {
@@ -561,7 +570,7 @@ pub(super) fn mr(at: u64) -> String {
 mod tests {
     use super::*;
 
-    fn shown(kind: &str, value: u64) -> String {
+    fn shown(kind: u8, value: u64) -> String {
         let mut out = String::new();
         Kind::of(kind).show(&mut out, value, 0, 1, false);
         out
@@ -575,12 +584,12 @@ mod tests {
     #[test]
     fn a_name_behind_an_invalid_device_pointer_is_truncated() {
         let bytes = [b'x'; size_of::<IbvDevice>()];
-        assert_eq!(shown("D", at(&bytes)), format!("\"{}\"", "x".repeat(64)));
+        assert_eq!(shown(b'D', at(&bytes)), format!("\"{}\"", "x".repeat(64)));
     }
 
     #[test]
     fn structures_are_shown_and_invalid_pointers_do_not_crash() {
-        assert_eq!(shown("s", at(b"a file\0")), "\"a file\"");
+        assert_eq!(shown(b's', at(b"a file\0")), "\"a file\"");
         let sge = IbvSge {
             addr: 0x1000,
             length: 64,
@@ -591,29 +600,29 @@ mod tests {
         (wr.wr_id, wr.opcode, wr.send_flags) = (5, wr_opcode::SEND, 2);
         (wr.sg_list, wr.num_sge) = (&raw const sge, 1);
         assert_eq!(
-            shown("S", at(&wr)),
+            shown(b'S', at(&wr)),
             "[{wr_id=0x5, SEND, SIGNALED, sg_list=[{0x1000, 64, 0x7}]}]"
         );
         wr.sg_list = ptr::without_provenance(8);
         assert_eq!(
-            shown("S", at(&wr)),
+            shown(b'S', at(&wr)),
             "[{wr_id=0x5, SEND, SIGNALED, sg_list=[0x8]}]"
         );
         // SAFETY: numbers, for which zero is a value.
         let mut wc: IbvWc = unsafe { std::mem::zeroed() };
         (wc.wr_id, wc.status, wc.vendor_err) = (5, 12, libc::EPERM as u32);
         assert_eq!(
-            shown("C", at(&wc)),
+            shown(b'C', at(&wc)),
             "[{wr_id=0x5, transport retry counter exceeded, vendor_err=EPERM (Operation not permitted), qp_num=0x0}]"
         );
         let scoped: std::net::SocketAddr = "[fe80::1%3]:7471".parse().unwrap();
         let scoped = crate::abi::address::write(scoped);
-        assert_eq!(shown("N", at(&scoped)), "[fe80::1%3]:7471");
+        assert_eq!(shown(b'N', at(&scoped)), "[fe80::1%3]:7471");
         for (kind, _) in KINDS {
-            assert!(!shown(kind, 0).is_empty());
-            assert!(!shown(kind, 16).is_empty());
+            assert!(!shown(*kind, 0).is_empty());
+            assert!(!shown(*kind, 16).is_empty());
         }
-        assert_eq!(shown("A", 16), "0x10");
-        assert_eq!(shown("i", u64::from(u32::MAX)), "-1");
+        assert_eq!(shown(b'A', 16), "0x10");
+        assert_eq!(shown(b'i', u64::from(u32::MAX)), "-1");
     }
 }

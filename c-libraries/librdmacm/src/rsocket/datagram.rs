@@ -12,10 +12,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::lock::lock;
+use verbs_api::provider::Mutex;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, Ah, Completion, Cq, Memory, Mr, PathOptions, Qp, QpOptions, Transport,
@@ -349,7 +349,7 @@ impl Datagram {
 
     /// The descriptor of the UDP socket, which a waiting thread has to poll too; `None` before the socket is bound.
     pub(crate) fn file(&self) -> Option<i32> {
-        lock(&self.state).udp.as_ref().map(AsRawFd::as_raw_fd)
+        self.state.lock().udp.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     fn until<T>(
@@ -358,7 +358,7 @@ impl Datagram {
         mut attempt: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
         let look = |arm: bool| {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             loop {
                 if state.is_closed {
                     return Some(Err(Errno(libc::EBADF)));
@@ -385,7 +385,7 @@ impl Datagram {
     }
 
     pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.udp.is_some() {
             return Err(Errno::INVAL);
         }
@@ -393,7 +393,7 @@ impl Datagram {
     }
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if to.is_ipv4() != (state.family == Family::V4) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
@@ -439,7 +439,7 @@ impl Datagram {
     }
 
     pub(crate) fn ready(&self, arm: bool) -> Ready {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             state.progress();
             if !(arm && state.arm()) {
@@ -455,7 +455,7 @@ impl Datagram {
     }
 
     pub(crate) fn close(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let ports = std::mem::take(&mut state.ports);
         state.routes = Routes::default();
         state.arrived.clear();
@@ -467,21 +467,21 @@ impl Datagram {
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let bound = state.udp.as_ref().and_then(|udp| udp.local_addr().ok());
         bound.unwrap_or_else(|| state.family.unspecified())
     }
 
     pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
-        lock(&self.state).peer.ok_or(Errno(libc::ENOTCONN))
+        self.state.lock().peer.ok_or(Errno(libc::ENOTCONN))
     }
 
     pub(crate) fn take_error(&self) -> Option<Errno> {
-        lock(&self.state).error.take()
+        self.state.lock().error.take()
     }
 
     pub(crate) fn with_options<T>(&self, look: impl FnOnce(&mut Options, bool) -> T) -> T {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let is_made = !state.ports.is_empty();
         look(&mut state.options, is_made)
     }

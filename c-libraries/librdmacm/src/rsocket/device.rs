@@ -2,13 +2,12 @@
 //! socket.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use polyverbs_connection::Connector;
 use polyverbs_libibverbs::device::{self, ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::lock::lock;
-use verbs_api::provider::PerProcess;
+use verbs_api::provider::{Mutex, PerProcess};
 use verbs_api::{Context, Device, Pd, Transport};
 
 use crate::device::{source_towards, those_that_open};
@@ -38,14 +37,14 @@ pub(crate) struct User(());
 
 impl User {
     pub(crate) fn new() -> Self {
-        lock(&OPENED).users += 1;
+        OPENED.lock().users += 1;
         Self(())
     }
 }
 
 impl Drop for User {
     fn drop(&mut self) {
-        let mut table = lock(&OPENED);
+        let mut table = OPENED.lock();
         table.users -= 1;
         if table.users > 0 || table.devices.is_empty() {
             return;
@@ -58,7 +57,7 @@ impl Drop for User {
 }
 
 fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
-    let all = &mut lock(&OPENED).devices;
+    let all = &mut OPENED.lock().devices;
     let mut same = all.iter();
     if let Some(there) = same.find(|there| std::ptr::eq(there.listed, listed)) {
         return Ok(Arc::clone(there));

@@ -7,12 +7,12 @@
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming};
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::lock::lock;
+use verbs_api::provider::Mutex;
 use verbs_api::{Access, MrOptions, PathOptions, Qp, Transport};
 
 use super::accepting::Accepting;
@@ -180,14 +180,14 @@ impl Stream {
     }
 
     fn tell(&self, notice: Notice) {
-        lock(&self.mailbox).push_back(notice);
+        self.mailbox.lock().push_back(notice);
         self.waiting.waiters.wake();
     }
 
     // Locks the state, handles the events of the mailbox and the completions, and then calls `look`.
     fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = lock(&self.state);
-        let notices = std::mem::take(&mut *lock(&self.mailbox));
+        let mut state = self.state.lock();
+        let notices = std::mem::take(&mut *self.mailbox.lock());
         let before = state.end();
         for notice in notices {
             state.handle_notice(notice);
@@ -269,7 +269,7 @@ impl Stream {
     /// Listens on each device at the socket's address. Connections are accepted on a thread of their own; up to about
     /// `backlog` of them wait for the program.
     pub(crate) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Stage::Listening(_) = state.stage {
             return Ok(());
         }
@@ -311,7 +311,7 @@ impl Stream {
             accepting.taken();
             Some(Ok(made))
         })?;
-        let peer = lock(&made.state).shown_peer();
+        let peer = made.state.lock().shown_peer();
         Ok((made, peer))
     }
 
@@ -330,12 +330,12 @@ impl Stream {
         device: &Opened,
         incoming: &Incoming,
     ) -> Result<(Arc<Self>, Qp, ConnectionOptions), Errno> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let (family, options, local) = (state.family, state.options, state.local);
         drop(state);
         let made = Self::with(Stage::Connecting, family, options);
         let (qp, options) = made.make_qp(device)?;
-        let mut state = lock(&made.state);
+        let mut state = made.state.lock();
         state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
         state.peer = Some(incoming.from().unwrap_or_else(|| family.unspecified()));
         drop(state);
@@ -345,13 +345,13 @@ impl Stream {
     // Creates the QP of the socket. Returns it with the options of the connection, which contain this side's connection
     // data.
     fn make_qp(&self, device: &Opened) -> Result<(Qp, ConnectionOptions), Errno> {
-        let sizes = lock(&self.state).options.sizes;
+        let sizes = self.state.lock().options.sizes;
         let stream_qp = StreamQp::new(device, &sizes)?;
         let waiters = Arc::downgrade(&self.waiting.waiters);
         stream_qp.cq().on_completion(move |_| wake(&waiters));
         let conn_data = stream_qp.conn_data(&sizes).emit();
         let qp = stream_qp.qp().clone();
-        lock(&self.state).qp = Some(stream_qp);
+        self.state.lock().qp = Some(stream_qp);
         let path_options = PathOptions::new()
             .access(Access::REMOTE_WRITE)
             .timeout(ACK_TIMEOUT);
@@ -403,7 +403,7 @@ impl Stream {
     ) -> Result<(), Errno> {
         let device = device::reaching(to, from.map(|from| from.ip()))?;
         let (qp, options) = self.make_qp(&device)?;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.peer = Some(to);
         let port = match (from.map_or(0, |from| from.port()), device.transport) {
             (0, Transport::InfiniBand) => some_port(),
@@ -588,7 +588,7 @@ impl Stream {
 
     /// Closes the socket at once, even if sent bytes have not arrived.
     pub(super) fn end(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let stage = std::mem::replace(&mut state.stage, Stage::Closed);
         let qp = state.qp.take();
         let connection = state.connection.take();
@@ -599,8 +599,8 @@ impl Stream {
         if let Stage::Listening(accepting) = stage {
             accepting.end();
         }
-        let accepted = std::mem::take(&mut lock(&self.state).accepted);
-        let notices = std::mem::take(&mut *lock(&self.mailbox));
+        let accepted = std::mem::take(&mut self.state.lock().accepted);
+        let notices = std::mem::take(&mut *self.mailbox.lock());
         accepted.iter().for_each(|made| made.end());
         for notice in notices {
             if let Notice::Accepted(made) = notice {

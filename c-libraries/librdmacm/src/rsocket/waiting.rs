@@ -4,14 +4,13 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use polyverbs_libibverbs::cancel::sleep_in;
 use polyverbs_libibverbs::errno::Errno;
-use polyverbs_libibverbs::lock::lock;
-use verbs_api::provider::forks;
+use verbs_api::provider::{Mutex, forks};
 
 /// How long a call polls before it puts its thread to sleep.
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
@@ -106,16 +105,16 @@ pub(crate) struct Waiters(Mutex<Vec<Arc<Waker>>>);
 impl Waiters {
     /// Wakes all waiting threads.
     pub(crate) fn wake(&self) {
-        lock(&self.0).iter().for_each(|waker| waker.wake());
+        self.0.lock().iter().for_each(|waker| waker.wake());
     }
 
     /// Adds a waiting thread, which is woken at each change until it is removed.
     pub(crate) fn add(&self, waker: &Arc<Waker>) {
-        lock(&self.0).push(Arc::clone(waker));
+        self.0.lock().push(Arc::clone(waker));
     }
 
     pub(crate) fn remove(&self, waker: &Arc<Waker>) {
-        let mut all = lock(&self.0);
+        let mut all = self.0.lock();
         if let Some(place) = all.iter().position(|known| Arc::ptr_eq(known, waker)) {
             all.swap_remove(place);
         }

@@ -1,9 +1,9 @@
 //! Devices that break one rule: the cells that depend on it become mismatches, and no others do.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 
 use capability_matrix::Matrix;
+use polyverbs::provider::Mutex;
 use polyverbs_engine::rules::{Rule, break_rule};
 use serde_json::Value;
 
@@ -44,23 +44,20 @@ fn a_broken_rule_changes_exactly_its_cells() {
     let resting = resting(&table);
     let rules = Mutex::new(Rule::ALL.iter());
     let wrong = Mutex::new(Vec::new());
-    let take = || rules.lock().unwrap().next();
+    let take = || rules.lock().next();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(&rule) = take() {
                     let expected = &resting[rule.name()];
                     if let Err(what) = changes(&verified_without(rule), expected) {
-                        wrong
-                            .lock()
-                            .unwrap()
-                            .push(format!("{}: {what}", rule.name()));
+                        wrong.lock().push(format!("{}: {what}", rule.name()));
                     }
                 }
             });
         }
     });
-    let wrong = wrong.into_inner().unwrap();
+    let wrong = wrong.into_inner();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::{Gid, Uid};
 use object::Endianness;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::read::{ReadCache, ReadRef as _};
+use rustix::process::{getegid, geteuid};
 
 use crate::libraries::{CM, VERBS};
 
@@ -53,11 +53,11 @@ fn interpreter_of_script(bytes: &[u8]) -> Option<PathBuf> {
 fn privileges(file: &Path) -> Option<String> {
     let about = fs::metadata(file).ok()?;
     let is_set = |bit| about.mode() & bit != 0;
-    let other_user = is_set(0o4000) && about.uid() != Uid::effective().as_raw();
-    let other_group = is_set(0o2000) && about.gid() != Gid::effective().as_raw();
+    let other_user = is_set(0o4000) && about.uid() != geteuid().as_raw();
+    let other_group = is_set(0o2000) && about.gid() != getegid().as_raw();
     let has_capabilities = || {
         let found = rustix::fs::getxattr(file, "security.capability", &mut [0; 64]);
-        !Uid::effective().is_root() && found.is_ok()
+        !geteuid().is_root() && found.is_ok()
     };
     let why = if other_user {
         "is setuid"

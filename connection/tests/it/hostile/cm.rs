@@ -1,7 +1,7 @@
 //! The connection manager of a device, and management datagrams from anywhere.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -21,6 +21,7 @@ use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token,
 };
@@ -60,7 +61,7 @@ impl ManagementPort for Bare {
     fn send(&self, to: IpAddr, datagram: &[u8]) {
         let mad = mad::decode(datagram).expect("a sent datagram is well formed");
         let message = decode(&mad).expect("a sent datagram is a message");
-        self.sent.lock().unwrap().push((to, message));
+        self.sent.lock().push((to, message));
     }
 
     fn serve(&self, _: u64) -> std::io::Result<()> {
@@ -70,7 +71,7 @@ impl ManagementPort for Bare {
     fn withdraw(&self, _: u64) {}
 
     fn now(&self) -> Duration {
-        *self.now.lock().unwrap()
+        *self.now.lock()
     }
 
     fn wake_at(&self, _: Duration) {}
@@ -110,11 +111,11 @@ impl Lab {
     }
 
     fn sent(&self) -> Vec<(IpAddr, Message)> {
-        std::mem::take(&mut *self.port.sent.lock().unwrap())
+        std::mem::take(&mut *self.port.sent.lock())
     }
 
     fn pass(&self, time: Duration) {
-        *self.port.now.lock().unwrap() += time;
+        *self.port.now.lock() += time;
         self.port.sink.get().unwrap().due();
     }
 
@@ -147,7 +148,7 @@ impl Lab {
     /// Establishes a connection that the peer requested; returns the manager's communication ID.
     fn connected(&self, heard: &Heard, from: IpAddr, number: u32) -> (Arc<Recorder>, u32) {
         self.hear(from, req(number));
-        let token = heard.asked.lock().unwrap().pop().unwrap();
+        let token = heard.asked.lock().pop().unwrap();
         let recorder = accept(self, token);
         let own = token.0 as u32;
         self.hear(
@@ -172,11 +173,11 @@ struct Heard {
 
 impl ListenSink<Offer> for Heard {
     fn asked(&self, token: Token, _: Offer) {
-        self.asked.lock().unwrap().push(token);
+        self.asked.lock().push(token);
     }
 
     fn withdrawn(&self, _: Token) {
-        *self.withdrawn.lock().unwrap() += 1;
+        *self.withdrawn.lock() += 1;
     }
 }
 
@@ -185,7 +186,7 @@ struct Recorder(Mutex<Vec<CmEvent>>);
 
 impl Recorder {
     fn events(&self) -> Vec<CmEvent> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -194,13 +195,13 @@ struct Answers(Mutex<Vec<Result<Answer, ConnectError>>>);
 
 impl AnswerSink for Answers {
     fn answered(&self, answer: Result<Answer, ConnectError>) {
-        self.0.lock().unwrap().push(answer);
+        self.0.lock().push(answer);
     }
 }
 
 impl Sink for Recorder {
     fn event(&self, event: CmEvent) {
-        self.0.lock().unwrap().push(event);
+        self.0.lock().push(event);
     }
 }
 
@@ -279,7 +280,7 @@ impl ListenSink<Offer> for Refuses {
             lab.agent.reject(token, Refusal::Program, b"no".to_vec());
             lab.sent()
         };
-        *self.sent.lock().unwrap() = std::thread::spawn(refused).join().unwrap();
+        *self.sent.lock() = std::thread::spawn(refused).join().unwrap();
     }
 
     fn withdrawn(&self, _: Token) {}
@@ -297,7 +298,7 @@ fn a_call_returns_after_its_message_was_sent() {
     let at = SocketAddr::new(OWN, PORT);
     lab.agent.listen(at, 1, sink).unwrap();
     lab.hear(peer(2), req(7));
-    let sent = refuses.sent.lock().unwrap();
+    let sent = refuses.sent.lock();
     let [(to, Message::Rej(rej))] = sent[..] else {
         panic!("{sent:?}");
     };
@@ -314,13 +315,13 @@ fn a_flood_of_unanswered_requests_is_bounded() {
         lab.hear(peer((number % 200) as u8 + 2), req(number));
     }
     // The oldest requests have made room, and the manager has refused none.
-    assert_eq!(heard.asked.lock().unwrap().len(), 10_000);
-    assert_eq!(*heard.withdrawn.lock().unwrap(), 10_000 - BACKLOG);
+    assert_eq!(heard.asked.lock().len(), 10_000);
+    assert_eq!(*heard.withdrawn.lock(), 10_000 - BACKLOG);
     assert_eq!(lab.sent(), []);
     lab.connected(&heard, peer(250), 77_777);
     // Requests that their peers do not repeat are withdrawn.
     lab.pass(PATIENCE);
-    assert_eq!(*heard.withdrawn.lock().unwrap(), 10_000);
+    assert_eq!(*heard.withdrawn.lock(), 10_000);
 }
 
 // covers 7.47
@@ -330,14 +331,14 @@ fn one_source_has_half_of_a_backlog_at_most() {
     let heard = lab.listen();
     // Some of them are from the source, and others may be forged in its name.
     (1..=5000).for_each(|number| lab.hear(peer(2), req(number)));
-    assert_eq!(heard.asked.lock().unwrap().len(), 5000);
-    assert_eq!(*heard.withdrawn.lock().unwrap(), 5000 - BACKLOG / 2);
+    assert_eq!(heard.asked.lock().len(), 5000);
+    assert_eq!(*heard.withdrawn.lock(), 5000 - BACKLOG / 2);
     assert_eq!(lab.sent(), []);
     // Both another source and this one can still connect.
     for (source, number) in [(3, 1), (2, 5001)] {
         lab.connected(&heard, peer(source), number);
     }
-    assert_eq!(*heard.withdrawn.lock().unwrap(), 5001 - BACKLOG / 2);
+    assert_eq!(*heard.withdrawn.lock(), 5001 - BACKLOG / 2);
 }
 
 // covers 7.84
@@ -383,7 +384,7 @@ fn an_unproven_address_gets_at_most_3_answers_per_message() {
             assert!(sent <= 3 * came, "{sent} for {came}");
         }
         let recorder = Arc::new(Recorder::default());
-        let token = heard.asked.lock().unwrap().pop().unwrap();
+        let token = heard.asked.lock().pop().unwrap();
         if is_accepted {
             let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
             lab.agent.accept(token, offer(), sink).unwrap();
@@ -392,7 +393,7 @@ fn an_unproven_address_gets_at_most_3_answers_per_message() {
         lab.pass(PATIENCE);
         sent += lab.sent().len();
         assert!(sent <= 3 * came, "{sent} for {came}");
-        assert_eq!(*heard.withdrawn.lock().unwrap(), usize::from(!is_accepted));
+        assert_eq!(*heard.withdrawn.lock(), usize::from(!is_accepted));
         let ended = if is_accepted {
             &[CmEvent::TimedOut][..]
         } else {
@@ -408,7 +409,7 @@ fn a_proven_peer_gets_at_most_7_repeats_100_ms_apart() {
     let lab = Lab::new();
     let heard = lab.listen();
     lab.hear(peer(2), impatient(5));
-    let token = heard.asked.lock().unwrap().pop().unwrap();
+    let token = heard.asked.lock().pop().unwrap();
     let recorder = accept(&lab, token);
     let proof = Mra {
         local_comm_id: 5,
@@ -419,7 +420,7 @@ fn a_proven_peer_gets_at_most_7_repeats_100_ms_apart() {
     lab.hear(peer(2), proof);
     assert_eq!(lab.sent().len(), 1);
     let (mut pause, mut repeats) = (0, 0);
-    while recorder.0.lock().unwrap().is_empty() {
+    while recorder.0.lock().is_empty() {
         lab.pass(Duration::from_millis(1));
         pause += 1;
         let is_rep = |(_, message): &(IpAddr, Message)| matches!(message, Message::Rep(_));
@@ -453,9 +454,9 @@ fn a_request_that_names_another_address_is_refused() {
         };
         assert_eq!((to, rej.reason), (peer(2), reason::UNSUPPORTED));
     }
-    assert!(heard.asked.lock().unwrap().is_empty());
+    assert!(heard.asked.lock().is_empty());
     lab.hear_as_it_is(peer(2), named(peer(2), peer(2)));
-    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+    assert_eq!(heard.asked.lock().len(), 1);
 }
 
 // covers 7.13 7.47
@@ -466,7 +467,7 @@ fn a_req_to_an_unproven_address_is_sent_twice_at_most() {
     lab.hear(peer(2), req(5));
     let (recorder, _) = lab.connect(peer(2));
     let mut sent = 1;
-    while recorder.0.lock().unwrap().is_empty() {
+    while recorder.0.lock().is_empty() {
         lab.pass(Duration::from_millis(100));
         sent += lab.sent().len();
     }
@@ -489,9 +490,9 @@ fn a_flood_of_accepted_requests_leaves_room_for_others() {
     let heard = lab.listen();
     for number in 1..=70_000 {
         lab.hear(peer((number % 200) as u8 + 2), req(number));
-        let token = heard.asked.lock().unwrap().pop().expect("it is let in");
+        let token = heard.asked.lock().pop().expect("it is let in");
         accept(&lab, token);
-        lab.port.sent.lock().unwrap().clear();
+        lab.port.sent.lock().clear();
     }
     lab.connected(&heard, peer(250), 77_777);
     lab.connect(peer(251));
@@ -512,7 +513,7 @@ fn a_client_connects_within_1_s_among_2000_forgeries_a_second() {
         if millisecond == 19_000 {
             lab.hear(peer(2), req(5));
         }
-        for token in std::mem::take(&mut *heard.asked.lock().unwrap()) {
+        for token in std::mem::take(&mut *heard.asked.lock()) {
             // Every third request stays unanswered, and the program is not notified of it again.
             if token.0 % 3 != 0 || millisecond >= 19_000 {
                 let recorder = accept(&lab, token);
@@ -560,17 +561,17 @@ fn rejected_requests_do_not_fill_the_manager() {
     let heard = lab.listen();
     for number in 1..=70_000 {
         lab.hear(peer(2), req(number));
-        let token = heard.asked.lock().unwrap().pop();
+        let token = heard.asked.lock().pop();
         if let Some(Token(own)) = token {
             lab.hear(peer(2), rej(own as u32, number, reason::STALE_CONNECTION));
         }
-        lab.port.sent.lock().unwrap().clear();
+        lab.port.sent.lock().clear();
         if number % 1000 == 0 {
             lab.pass(Duration::from_millis(2));
         }
     }
     lab.hear(peer(3), req(1));
-    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+    assert_eq!(heard.asked.lock().len(), 1);
 }
 
 // covers 7.18
@@ -595,7 +596,7 @@ fn sidr_requests_to_a_connection_listener_are_refused() {
         assert_eq!((answer.request_id, answer.status), (number, 1));
     }
     lab.hear(peer(3), req(1));
-    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+    assert_eq!(heard.asked.lock().len(), 1);
 }
 
 // covers 7.18
@@ -625,7 +626,7 @@ fn each_status_of_a_sidr_reply_says_why_there_is_no_queue_pair() {
             ..SidrRep::default()
         };
         lab.hear(peer(2), reply);
-        let found = answers.0.lock().unwrap().pop();
+        let found = answers.0.lock().pop();
         let Some(Err(ConnectError::Refused {
             reason: found,
             private_data,
@@ -679,7 +680,7 @@ fn repeated_mras_extend_the_timeout_only_up_to_a_limit() {
         ..Mra::default()
     };
     let mut waited = Duration::ZERO;
-    while recorder.0.lock().unwrap().is_empty() {
+    while recorder.0.lock().is_empty() {
         lab.hear(peer(2), mra);
         lab.pass(Duration::from_secs(1));
         waited += Duration::from_secs(1);
@@ -694,7 +695,7 @@ fn timeouts_that_a_peer_encodes_are_capped() {
     let lab = Lab::new();
     let heard = lab.listen();
     lab.hear(peer(2), req(5));
-    let token = heard.asked.lock().unwrap().pop().unwrap();
+    let token = heard.asked.lock().pop().unwrap();
     let recorder = accept(&lab, token);
     lab.pass(PATIENCE);
     assert_eq!(recorder.events(), [CmEvent::TimedOut]);
@@ -788,13 +789,13 @@ fn arbitrary_bytes_leave_a_manager_that_works() {
         }
         let from = peer(random.random_range(2..5));
         lab.port.sink.get().unwrap().datagram(from, &datagram);
-        lab.port.sent.lock().unwrap().clear();
+        lab.port.sent.lock().clear();
     }
     lab.pass(PATIENCE);
     lab.pass(PATIENCE);
-    heard.asked.lock().unwrap().clear();
+    heard.asked.lock().clear();
     lab.hear(peer(200), req(1));
-    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+    assert_eq!(heard.asked.lock().len(), 1);
 }
 
 // concerns 7.62

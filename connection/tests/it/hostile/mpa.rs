@@ -2,19 +2,17 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use emulated_iwarp::WireOptions;
-use nix::libc::linger;
-use nix::sys::socket::{setsockopt, sockopt};
 use polyverbs::qp::QpState;
 use polyverbs_connection::{ConnectError, ConnectionOptions, Listener};
 use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
 use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
 use polyverbs_wire::layout::Header as _;
+use rustix::net::sockopt::set_socket_linger;
 
 use crate::hostile::segments::FRAMING;
 use crate::managed::{Clock, Managed};
@@ -91,11 +89,7 @@ fn encoded(start: &Start<'_>) -> Vec<u8> {
 }
 
 fn reset(stream: TcpStream) {
-    let at_once = linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
-    setsockopt(&stream.as_fd(), sockopt::Linger, &at_once).unwrap();
+    set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
 }
 
 /// Whether the stream has delivered nothing, neither bytes nor its end.

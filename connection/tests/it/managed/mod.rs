@@ -3,12 +3,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs::Context;
 use polyverbs_connection::{Connector, ib, mpa};
 use verbs_api::ids::Qpn;
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::Backend;
 use verbs_api::provider::carrier::{
     Carrier, ManagementPort, ManagementSink, StreamAgreed, StreamClose, StreamEnd, StreamListener,
@@ -32,11 +33,11 @@ struct Schedule {
 
 impl Clock {
     fn now(&self) -> Duration {
-        self.0.lock().unwrap().now
+        self.0.lock().now
     }
 
     fn add(&self, at: Duration, job: impl FnOnce() + Send + 'static) {
-        self.0.lock().unwrap().jobs.push((at, Box::new(job)));
+        self.0.lock().jobs.push((at, Box::new(job)));
     }
 
     /// Lets time pass, and runs the jobs that become due, in order, on this thread.
@@ -49,7 +50,7 @@ impl Clock {
 
     // The next job that is due by `end`, with the clock set to its time. If none is due, the clock is set to `end`.
     fn next(&self, end: Duration) -> Option<Job> {
-        let mut schedule = self.0.lock().unwrap();
+        let mut schedule = self.0.lock();
         let jobs = schedule.jobs.iter().enumerate();
         let due = jobs.filter(|(_, (at, _))| *at <= end);
         let earliest = due.min_by_key(|(_, (at, _))| *at);
@@ -86,7 +87,7 @@ struct Held {
 
 impl Gate {
     fn send(&self, message: impl FnOnce() + Send + 'static) {
-        let mut held = self.held.lock().unwrap();
+        let mut held = self.held.lock();
         if held.is_closed {
             held.messages.push(Box::new(message));
         } else {
@@ -97,18 +98,18 @@ impl Gate {
 
     /// Holds the messages that the manager sends from now on.
     pub(crate) fn close(&self) {
-        self.held.lock().unwrap().is_closed = true;
+        self.held.lock().is_closed = true;
     }
 
     /// Sends the messages that were held.
     pub(crate) fn open(&self) {
-        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        let held = std::mem::take(&mut *self.held.lock());
         held.messages.into_iter().for_each(|message| message());
     }
 
     /// Drops management datagrams with this attribute ID from now on.
     pub(crate) fn lose(&self, attribute: u16) {
-        *self.loses.lock().unwrap() |= 1 << (attribute & 31);
+        *self.loses.lock() |= 1 << (attribute & 31);
     }
 
     /// How many management datagrams with this attribute ID the manager has sent.
@@ -196,7 +197,7 @@ impl ManagementPort for Datagrams {
         let mut made = None;
         self.inner.attach(&mut || {
             let agent = make();
-            *self.agent.lock().unwrap() = Some(Arc::downgrade(&agent));
+            *self.agent.lock() = Some(Arc::downgrade(&agent));
             made = Some(Arc::clone(&agent));
             let gate = Arc::clone(&self.gate);
             Arc::new(Datagram { agent, gate })
@@ -207,7 +208,7 @@ impl ManagementPort for Datagrams {
     fn send(&self, to: IpAddr, datagram: &[u8]) {
         let attribute = datagram[17] & 31;
         self.gate.sent[usize::from(attribute)].fetch_add(1, Ordering::SeqCst);
-        if *self.gate.loses.lock().unwrap() >> attribute & 1 == 1 {
+        if *self.gate.loses.lock() >> attribute & 1 == 1 {
             return;
         }
         let (port, datagram) = (Arc::clone(&self.inner), datagram.to_vec());
@@ -231,7 +232,7 @@ impl ManagementPort for Datagrams {
     }
 
     fn wake_at(&self, at: Duration) {
-        let agent = self.agent.lock().unwrap().clone();
+        let agent = self.agent.lock().clone();
         self.gate.clock.add(at, move || {
             if let Some(agent) = agent.and_then(|agent| agent.upgrade()) {
                 agent.due();

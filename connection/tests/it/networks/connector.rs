@@ -1,8 +1,8 @@
 //! The behaviour of a connector, whatever carries its messages.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conformance::Flavour;
@@ -14,6 +14,7 @@ use polyverbs::{
 use polyverbs_connection::{
     ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, Refusal, flush,
 };
+use verbs_api::provider::Mutex;
 
 use crate::networks::ends::{Ends, on, on_each, on_sockets, on_virtual};
 use crate::rig::state;
@@ -493,13 +494,13 @@ fn an_accepted_connection_precedes_the_next_request() {
         let order = Arc::new(Mutex::new(Vec::new()));
         let (first, second) = (Arc::clone(&order), Arc::clone(&order));
         let next = ends.listener.next();
-        next.on_done(move |_| second.lock().unwrap().push("the next request"));
+        next.on_done(move |_| second.lock().push("the next request"));
         let accepted = incoming.accept_then(&far, ConnectionOptions::new(), move |_| {
-            first.lock().unwrap().push("established");
+            first.lock().push("established");
         });
         accepted.unwrap();
         ends.settle();
-        let order = order.lock().unwrap();
+        let order = order.lock();
         assert_eq!(*order, ["established", "the next request"]);
     });
 }

@@ -1,8 +1,8 @@
 //! How masked atomics travel, and what becomes of them where nobody emulates them.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use emulated_ib::InfiniBand;
 use emulated_ib::header::Body as Ib;
@@ -18,6 +18,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::time::Time;
 use polyverbs_sim::{DatagramLink, FaultSpec, Simulation, StreamLink};
+use verbs_api::provider::Mutex;
 use verbs_api::{
     Access, Completion, Context, Device, Memory, PathOptions, Qp, QpOptions, RemoteAddress,
     Requirements, Sge, WcStatus,
@@ -41,7 +42,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for Watched<H> {
     }
 
     fn send(&self, frame: Frame<'_, H>, now: Time) {
-        self.log.lock().unwrap().push(frame.to_owned());
+        self.log.lock().push(frame.to_owned());
         let lose = |left: usize| left.checked_sub(1);
         let loses = (self.is_answer)(&frame.header)
             && self
@@ -151,7 +152,7 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
     }
 
     fn headers(&self) -> Vec<OwnedFrame<H>> {
-        self.link.log.lock().unwrap().clone()
+        self.link.log.lock().clone()
     }
 }
 

@@ -337,7 +337,9 @@ fn unsignaled_requests_complete_only_on_failure_or_flush() {
 // covers 3.29
 #[test]
 fn a_queue_pair_enters_the_error_state_before_it_reports_one() {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use verbs_api::provider::Mutex;
     let rig = Rig::new(Setup {
         direct: true,
         ..Setup::default()
@@ -346,11 +348,11 @@ fn a_queue_pair_enters_the_error_state_before_it_reports_one() {
     let (states, qp) = (Arc::clone(&seen), rig.a.qp.clone());
     rig.a
         .cq
-        .on_completion(move |_| states.lock().unwrap().push(qp.query().unwrap().state));
+        .on_completion(move |_| states.lock().push(qp.query().unwrap().state));
     rig.a.cq.arm(Notify::Next).unwrap();
     rig.a
         .post(wr::Write::new(rig.a.sge(0, 8), RemoteAddress::default()));
-    assert_eq!(*seen.lock().unwrap(), [QpState::Err]);
+    assert_eq!(*seen.lock(), [QpState::Err]);
 }
 
 // covers 3.31

@@ -1,8 +1,9 @@
 //! Frames that were truncated on the way.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::support::*;
+use verbs_api::provider::Mutex;
 use verbs_api::{capability::Mtu, wr};
 
 /// One byte after those that requests may access.
@@ -42,11 +43,11 @@ fn cut(number: usize, length: usize, damaged: bool) -> Option<Rig> {
         if count - 1 != number {
             return Fate::Pass;
         }
-        *take.lock().unwrap() = Some(frame.clone());
+        *take.lock() = Some(frame.clone());
         Fate::Drop
     });
     post_all(&rig);
-    let mut frame = taken.lock().unwrap().take()?;
+    let mut frame = taken.lock().take()?;
     if length >= frame.payload.len() && !damaged {
         return None;
     }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Lines};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier};
 
 use bmme as _;
 use emulated_iwarp::terminate::TerminateCode;
@@ -11,8 +11,8 @@ use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_sim::{FaultSpec, Rate};
 use test_kit::waiting::{until, until_some};
-use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
+use verbs_api::provider::{DeviceOps, Mutex};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
     Access, Completion, Context, Cq, Device, Memory, Mr, PathOptions, Qp, QpEndpoint, QpOptions,
@@ -306,7 +306,7 @@ impl Echoed {
             command.env(MEMORY, "yes");
         }
         // The new process has all open descriptors for a moment, and keeps those open that are closed in the meantime.
-        let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let starting = STARTING.lock();
         let mut other = command.spawn().unwrap();
         drop(starting);
         let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
@@ -410,7 +410,7 @@ impl StreamListener for Slow {
 
 #[test]
 fn a_port_is_free_when_unlisten_has_returned() {
-    let _open = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _open = STARTING.lock();
     let end = End::new("127.0.6.71:6001", 64, |_| {});
     let Some(Carrier::Streams(port)) = end.wire.device.carrier() else {
         panic!("the device carries no streams")

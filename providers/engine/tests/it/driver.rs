@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
 use acme_fabric::{Body, Common, Form, Full, Header, Hooks, Partial, Plain, form};
@@ -17,7 +17,7 @@ use polyverbs_engine::pin::pin;
 use polyverbs_engine::qpn::QpnPool;
 use polyverbs_engine::time::{Host, Time};
 use verbs_api::probe::Probe;
-use verbs_api::provider::{DeviceOps, EventSink, Operation};
+use verbs_api::provider::{DeviceOps, EventSink, Mutex, Operation};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
@@ -71,15 +71,15 @@ impl Wire {
 
     /// Returns how many answers have been sent since the last call.
     fn answers(&self) -> usize {
-        std::mem::take(&mut self.state.lock().unwrap().answers)
+        std::mem::take(&mut self.state.lock().answers)
     }
 
     fn hold(&self) {
-        self.state.lock().unwrap().held = Some(Vec::new());
+        self.state.lock().held = Some(Vec::new());
     }
 
     fn release(&self) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         let held = state.held.take().unwrap_or_default();
         state.under_way.extend(held);
     }
@@ -91,7 +91,7 @@ impl Link<Header> for Wire {
     }
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
-        let state = &mut *self.state.lock().unwrap();
+        let state = &mut *self.state.lock();
         let frame = frame.to_owned();
         state.answers += usize::from(matches!(frame.header.body, Body::Answer(_)));
         match &mut state.held {
@@ -107,7 +107,7 @@ impl Link<Header> for Wire {
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
         let mut any = false;
         loop {
-            let frame = self.state.lock().unwrap().under_way.pop_front();
+            let frame = self.state.lock().under_way.pop_front();
             let Some(frame) = frame else { return any };
             network.deliver(frame.as_frame(), now);
             any = true;

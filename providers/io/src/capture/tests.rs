@@ -12,7 +12,7 @@ struct Shared(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -23,7 +23,7 @@ impl Write for Shared {
 impl Shared {
     /// Returns each packet with the number of its interface.
     fn packets(&self) -> Vec<(u32, Vec<u8>)> {
-        let written = self.0.lock().unwrap();
+        let written = self.0.lock();
         let mut reader = PcapNgReader::new(&written[..]).unwrap();
         let mut packets = Vec::new();
         while let Some(block) = reader.next_block() {

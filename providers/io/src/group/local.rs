@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -21,12 +20,13 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     connect, listen, recv, recvmsg, sendmsg, socket_with, socketpair,
 };
+use verbs_api::provider::Mutex;
 
 use crate::fork::Unshared;
 use crate::sockets::refusal::named;
 use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
-use crate::{count, lock, zeroed};
+use crate::{count, zeroed};
 
 mod presence;
 
@@ -258,7 +258,7 @@ impl Inbox {
             Err(Errno::INTR) => return Ok(false),
             count => count?,
         };
-        let accepted = &mut *lock(&self.accepted);
+        let accepted = &mut *self.accepted.lock();
         let mut has_gone = false;
         for event in &events[..count] {
             match event.data.u64() {

@@ -194,7 +194,7 @@ fn connections_to_a_process_that_has_gone_are_dropped() {
     let gone = other.range();
     drop(other);
     one.attend(&mut |_, _| {}).unwrap();
-    let kept = lock(&one.connections);
+    let kept = one.connections.lock();
     assert!(!kept.contains_key(&gone) && kept.contains_key(&third.range()));
 }
 

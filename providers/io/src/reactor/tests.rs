@@ -74,7 +74,7 @@ impl Reader {
     }
 
     fn read(&self) -> usize {
-        let mut batch = self.batch.lock().unwrap();
+        let mut batch = self.batch.lock();
         let mut count = 0;
         while self.socket.receive(&mut batch).unwrap() > 0 {
             count += batch.messages().count();
@@ -141,7 +141,7 @@ impl Progress for Reader {
 
 impl IoHandler for Reader {
     fn attend(&self, token: u64) {
-        let mut batch = lock(&self.batch);
+        let mut batch = self.batch.lock();
         self.rare.receive(&mut batch).unwrap();
         let _ = self.attended.send(token);
         assert!(batch.messages().all(|message| message.bytes != b"panic"));
@@ -232,7 +232,7 @@ fn the_thread_reads_after_pollers_are_gone() {
             reader.claim();
             reader.send();
             until(|| reader.by_thread.load(Ordering::SeqCst) == count);
-            *reader.reactor.claims() = Claims::new(reader.reactor.now());
+            *reader.reactor.claims.lock() = Claims::new(reader.reactor.now());
         }
     }
 }

@@ -38,11 +38,11 @@ impl Deref for End {
 
 impl End {
     fn receive(&self, take: &mut dyn FnMut(&Record<'_>)) -> bool {
-        self.port.receive(&mut lock(&self.readers), take)
+        self.port.receive(&mut self.readers.lock(), take)
     }
 
     fn arm_bell(&self) -> bool {
-        self.port.arm_bell(&mut lock(&self.readers))
+        self.port.arm_bell(&mut self.readers.lock())
     }
 }
 

@@ -231,7 +231,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let streams =
             (streams.values()).filter(|stream| stream.channel.as_ref().is_some_and(goes_there));
         for stream in streams {
-            let mut outgoing = lock(&stream.outgoing);
+            let mut outgoing = stream.outgoing.lock();
             if std::mem::take(&mut outgoing.wants_room) {
                 self.tell(stream, StreamEvent::Room);
             }
@@ -270,7 +270,7 @@ impl<C: StreamCodec> TcpLink<C> {
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) {
-        let incoming = &mut *lock(&stream.incoming);
+        let incoming = &mut *stream.incoming.lock();
         if incoming.is_over || stream.is_gone() {
             return;
         }
@@ -324,7 +324,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 break;
             }
         }
-        let is_over = std::mem::replace(&mut lock(&stream.incoming).is_over, true);
+        let is_over = std::mem::replace(&mut stream.incoming.lock().is_over, true);
         if !is_over {
             stream.has_ended.store(true, Ordering::Release);
             self.lose(stream, error);

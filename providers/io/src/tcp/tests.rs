@@ -209,7 +209,8 @@ impl Sink {
     }
 
     fn headers(&self) -> Vec<Header> {
-        lock(&self.frames)
+        self.frames
+            .lock()
             .iter()
             .map(|frame| frame.header)
             .collect()
@@ -224,15 +225,15 @@ impl Sink {
         until(|| {
             self.progress();
             also();
-            lock(&self.frames).len() >= count
+            self.frames.lock().len() >= count
         });
-        std::mem::take(&mut *lock(&self.frames))
+        std::mem::take(&mut *self.frames.lock())
     }
 
     /// Waits until the link's thread has delivered `count` frames.
     fn brought(&self, count: usize) -> Vec<OwnedFrame<Header>> {
-        until(|| lock(&self.frames).len() >= count);
-        std::mem::take(&mut *lock(&self.frames))
+        until(|| self.frames.lock().len() >= count);
+        std::mem::take(&mut *self.frames.lock())
     }
 
     fn send(&self, key: u64, number: u32, payload: &[u8]) {
@@ -277,7 +278,7 @@ impl Sink {
 
 impl Deliver<Header> for Sink {
     fn deliver(&self, frame: Frame<'_, Header>, _now: Time) {
-        lock(&self.frames).push(frame.to_owned());
+        self.frames.lock().push(frame.to_owned());
     }
 }
 
@@ -493,7 +494,7 @@ fn the_other_direction_goes_on(one: &Sink, other: &Sink) {
 }
 
 fn has_unwritten(sink: &Sink, stream: &Stream<Toy>) -> bool {
-    sink.link.has_unwritten(stream, &lock(&stream.outgoing))
+    sink.link.has_unwritten(stream, &stream.outgoing.lock())
 }
 
 /// Returns a link with a thread, whose stream has taken far more than its socket, and the peer, which has read nothing of
@@ -569,9 +570,9 @@ fn drain_gives_up_on_a_peer_that_reads_nothing() {
     drain_gives_up(&one);
     assert!(has_unwritten(&one, &one.link.stream(1).unwrap()));
     // Later drains do not wait for other streams until one has been written, nor for this stream again.
-    assert_eq!(*lock(&one.link.patience), Duration::ZERO);
+    assert_eq!(*one.link.patience.lock(), Duration::ZERO);
     one.link.drain();
-    assert_eq!(*lock(&one.link.patience), Duration::ZERO);
+    assert_eq!(*one.link.patience.lock(), Duration::ZERO);
 }
 
 #[test]
@@ -753,7 +754,7 @@ fn the_thread_delivers_while_no_thread_polls() {
     for number in 0..200 {
         sinks[0].send(1, number, b"woken");
         sinks[0].link.flush();
-        until(|| lock(&sinks[1].frames).len() > number as usize);
+        until(|| sinks[1].frames.lock().len() > number as usize);
     }
 }
 
@@ -782,10 +783,10 @@ fn the_thread_delivers_after_pollers_are_gone() {
         until(|| {
             // Sending is not polling.
             other.link.flush();
-            lock(&other.frames).len() > number as usize
+            other.frames.lock().len() > number as usize
         });
     }
-    assert!(numbers(&lock(&other.frames)).into_iter().eq(0..20));
+    assert!(numbers(&other.frames.lock()).into_iter().eq(0..20));
 }
 
 #[test]
@@ -833,7 +834,7 @@ fn every_one_of_many_streams_is_read() {
         }
         one.progress();
         other.progress();
-        arrived += std::mem::take(&mut *lock(&other.frames)).len();
+        arrived += std::mem::take(&mut *other.frames.lock()).len();
         arrived >= 50 * 20
     });
 }

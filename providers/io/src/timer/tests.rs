@@ -34,7 +34,7 @@ impl Alarms {
     }
 
     fn set(&self, at: Time) {
-        self.due.lock().unwrap().push(at);
+        self.due.lock().push(at);
         self.host.wake_at(at);
     }
 
@@ -44,10 +44,9 @@ impl Alarms {
 
     /// Waits until `count` alarms have gone off.
     fn wait(&self, count: usize) -> Vec<(Time, Time)> {
-        let done = self.done.lock().unwrap();
+        let done = self.done.lock();
         let missing = |done: &mut Vec<_>| done.len() < count;
-        let waited = self.rung.wait_timeout_while(done, PATIENCE, missing);
-        let (done, _) = waited.unwrap();
+        let done = self.rung.wait_timeout_while(done, PATIENCE, missing);
         assert!(done.len() >= count, "{} of {count} rang", done.len());
         done.clone()
     }
@@ -55,13 +54,13 @@ impl Alarms {
 
 impl Progress for Alarms {
     fn next_timeout(&self) -> Option<Time> {
-        self.due.lock().unwrap().iter().min().copied()
+        self.due.lock().iter().min().copied()
     }
 
     fn handle_timeout(&self, now: Time) {
-        let mut due = self.due.lock().unwrap();
+        let mut due = self.due.lock();
         let rung = due.extract_if(.., |at| *at <= now).map(|at| (at, now));
-        self.done.lock().unwrap().extend(rung);
+        self.done.lock().extend(rung);
         drop(due);
         self.rung.notify_all();
         assert!(!self.panics, "on purpose");
@@ -126,10 +125,10 @@ fn soon_is_a_tick_after_the_last_one() {
 #[test]
 fn no_thread_is_started_before_something_is_due() {
     let alarms = Alarms::new(false);
-    assert!(!lock(&alarms.host.era.sleeper).is_running);
+    assert!(!alarms.host.era.sleeper.lock().is_running);
     alarms.set(Time::default());
     alarms.wait(1);
-    assert!(lock(&alarms.host.era.sleeper).is_running);
+    assert!(alarms.host.era.sleeper.lock().is_running);
 }
 
 #[test]
@@ -147,7 +146,7 @@ fn the_thread_drives_the_network_only_when_a_job_is_due() {
     due.iter().rev().for_each(|at| alarms.set(*at));
     let looks = attend_until(&alarms.host.era, &alarms, Time(1), Time(1_000_000));
     assert_eq!(looks, due);
-    assert_eq!(*alarms.done.lock().unwrap(), due.map(|at| (at, at)));
+    assert_eq!(*alarms.done.lock(), due.map(|at| (at, at)));
 }
 
 #[test]
@@ -201,7 +200,7 @@ fn no_wake_up_is_sent_between_checking_and_sleeping() {
     alarms.set(Time::default());
     alarms.wait(1);
     // The thread has checked and is about to sleep, so it would miss a wake-up now.
-    let sleeper = lock(&alarms.host.era.sleeper);
+    let sleeper = alarms.host.era.sleeper.lock();
     let (tell, told) = mpsc::channel();
     let waker = {
         let alarms = Arc::clone(&alarms);

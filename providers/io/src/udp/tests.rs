@@ -120,12 +120,13 @@ struct Sink {
 impl Sink {
     fn of(link: &Arc<UdpLink<Toy>>) -> Arc<Self> {
         let sink = Arc::new(Self::default());
-        *lock(&sink.link) = Arc::downgrade(link);
+        *sink.link.lock() = Arc::downgrade(link);
         sink
     }
 
     fn numbers(&self) -> Vec<u32> {
-        lock(&self.frames)
+        self.frames
+            .lock()
             .iter()
             .map(|frame| frame.header.number)
             .collect()
@@ -134,19 +135,19 @@ impl Sink {
     /// Polls once, as a thread of a program does.
     fn poll(&self) {
         self.progress();
-        if let Some(link) = lock(&self.link).upgrade() {
+        if let Some(link) = self.link.lock().upgrade() {
             link.reactor.polled();
         }
     }
 
     fn await_frames(&self, count: usize) {
-        until(|| lock(&self.frames).len() >= count);
+        until(|| self.frames.lock().len() >= count);
     }
 }
 
 impl Deliver<Header> for Sink {
     fn deliver(&self, frame: Frame<'_, Header>, _now: Time) {
-        lock(&self.frames).push(frame.to_owned());
+        self.frames.lock().push(frame.to_owned());
     }
 }
 
@@ -158,7 +159,7 @@ impl Progress for Sink {
     fn handle_timeout(&self, _now: Time) {}
 
     fn progress(&self) -> bool {
-        let link = lock(&self.link).upgrade();
+        let link = self.link.lock().upgrade();
         while link.as_ref().is_some_and(|link| link.progress(NOW, self)) {}
         true
     }
@@ -207,9 +208,9 @@ fn all(link: &Arc<UdpLink<Toy>>, count: usize) -> Vec<OwnedFrame<Header>> {
     let sink = Sink::of(link);
     until(|| {
         sink.progress();
-        lock(&sink.frames).len() >= count
+        sink.frames.lock().len() >= count
     });
-    std::mem::take(&mut *lock(&sink.frames))
+    std::mem::take(&mut *sink.frames.lock())
 }
 
 #[test]
@@ -518,7 +519,7 @@ fn a_datagram_reaches_its_process_whichever_one_reads_it() {
     until(|| {
         from.send(of(5), NOW);
         from.flush();
-        lock(&sinks[1].frames).len() >= 20
+        sinks[1].frames.lock().len() >= 20
     });
     assert!(sinks[0].numbers().is_empty());
     // No process serves this service, so the process that is woken delivers the datagram.
@@ -644,7 +645,7 @@ fn datagrams_that_the_kernel_joins_reach_their_processes() {
     }
     let expected = [(0, mine.0, 3), (1, its.0, 3), (1, 1, 3), (0, 1, 0)];
     let count = |sink: usize, number| {
-        let frames = lock(&sinks[sink].frames);
+        let frames = sinks[sink].frames.lock();
         let is_it = |frame: &&OwnedFrame<Header>| frame.header.number == number && !frame.damaged;
         frames.iter().filter(is_it).count()
     };
@@ -696,7 +697,7 @@ impl Deliver<Header> for Leaver {
             link.leave(group.into());
             let _ = done.send(());
         });
-        lock(&self.left).push(heard.recv_timeout(PATIENCE).is_ok());
+        self.left.lock().push(heard.recv_timeout(PATIENCE).is_ok());
     }
 }
 
@@ -724,9 +725,9 @@ fn a_group_is_left_during_a_delivery_to_it() {
     };
     until(|| {
         Link::progress(&*other, NOW, &leaver);
-        !lock(&leaver.left).is_empty()
+        !leaver.left.lock().is_empty()
     });
-    assert_eq!(*lock(&leaver.left), [true]);
+    assert_eq!(*leaver.left.lock(), [true]);
 }
 
 #[derive(Default)]
@@ -734,7 +735,9 @@ struct Notes(Mutex<Vec<(Way, u16, usize)>>);
 
 impl DatagramTap for Notes {
     fn datagram(&self, way: Way, envelope: &Envelope, _class: u8, datagram: &[u8]) {
-        lock(&self.0).push((way, envelope.identification, datagram.len()));
+        self.0
+            .lock()
+            .push((way, envelope.identification, datagram.len()));
     }
 }
 
@@ -753,7 +756,7 @@ fn a_tap_sees_both_ends() {
     all(&one, 2);
     let sent = [0, 1].map(|number| (Way::Out, number, 17));
     let arrived = [0, 1].map(|number| (Way::In, number, 17));
-    assert_eq!(*lock(&notes.0), [sent, arrived].concat());
+    assert_eq!(*notes.0.lock(), [sent, arrived].concat());
 }
 
 #[test]
@@ -781,8 +784,8 @@ fn a_tap_sees_the_datagrams_of_a_link_without_a_wire() {
     }
     assert!(link.progress(NOW, &sink));
     assert_eq!(sink.numbers(), [1]);
-    assert!(lock(&sink.frames)[0].damaged);
-    assert_eq!(*lock(&notes.0), [(Way::In, 0, 17)]);
+    assert!(sink.frames.lock()[0].damaged);
+    assert_eq!(*notes.0.lock(), [(Way::In, 0, 17)]);
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use polyverbs_abi::rdmacm::event;
 use verbs_api::VerbError;
 use verbs_api::capability::{Mtu, Transport};
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
+use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PingSink,
     PrivateDataLimits, Question, Refusal, Sink, Token, ping_by_question,
@@ -19,7 +20,6 @@ use super::calls::{Channel, Event, Id, Key, Said, Service, Terms};
 use super::library::Cm;
 use super::states::States;
 use crate::interface;
-use crate::lock::lock;
 use crate::watch::{Watch, Watched};
 
 /// The Q_Key that librdmacm gives every datagram service of an IP address.
@@ -137,12 +137,12 @@ impl Manager {
             watch: Mutex::new(None),
         });
         let events = Arc::new(Events(Arc::downgrade(&manager)));
-        *lock(&manager.watch) = Some(Watch::level(channel.fd(), events)?);
+        *manager.watch.lock() = Some(Watch::level(channel.fd(), events)?);
         Ok(manager)
     }
 
     fn stop(&self) {
-        let watch = lock(&self.watch).take();
+        let watch = self.watch.lock().take();
         if let Some(watch) = watch {
             watch.stop(self.channel.fd());
         }
@@ -156,7 +156,7 @@ impl Manager {
         if event.kind == event::CONNECT_REQUEST {
             return self.asked(event);
         }
-        let found = lock(&self.table).find(event.of);
+        let found = self.table.lock().find(event.of);
         let Some((token, id, role)) = found else {
             return;
         };
@@ -190,7 +190,7 @@ impl Manager {
             return;
         }
         let id = Arc::new(id);
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let Some((_, _, listener)) = table.find(event.of) else {
             return;
         };
@@ -350,7 +350,7 @@ impl Manager {
     }
 
     fn set_role(&self, token: Token, role: Role) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let replaced = table
             .ends
             .get_mut(&token)
@@ -360,7 +360,9 @@ impl Manager {
     }
 
     fn set_stage(&self, token: Token, to: Stage) {
-        if let Some(Role::Connection(stage, ..)) = lock(&self.table)
+        if let Some(Role::Connection(stage, ..)) = self
+            .table
+            .lock()
             .ends
             .get_mut(&token)
             .map(|end| &mut end.role)
@@ -370,13 +372,13 @@ impl Manager {
     }
 
     fn id(&self, token: Token) -> Option<Arc<Id>> {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         table.ends.get(&token).map(|end| Arc::clone(&end.id))
     }
 
     /// Removes an identifier from the table. It is destroyed with its last handle.
     fn remove(&self, token: Token) -> Option<End> {
-        lock(&self.table).remove(token)
+        self.table.lock().remove(token)
     }
 
     /// Creates an identifier and binds it to an address of the device.
@@ -411,7 +413,7 @@ impl Manager {
         }
         let id = Arc::new(self.bound(service, at)?);
         let at = id.local().unwrap_or(at);
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let token = table.insert(Arc::clone(&id), role);
         table.listeners.insert((service, at), token);
         drop(table);
@@ -423,7 +425,7 @@ impl Manager {
     }
 
     fn unlisten_with(&self, service: Service, at: SocketAddr) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let token = table.listeners.remove(&(service, at));
         let end = token.and_then(|token| table.remove(token));
         drop(table);
@@ -441,7 +443,7 @@ impl Manager {
         let id = Arc::new(Id::create(&self.channel, service)?);
         let from = self.source_towards(to.ip());
         let from = from.ok_or(ConnectError::Unreachable(to))?;
-        let token = lock(&self.table).insert(Arc::clone(&id), role);
+        let token = self.table.lock().insert(Arc::clone(&id), role);
         let begun = id.resolve_addr(SocketAddr::new(from, port), to);
         begun.map_err(|error| {
             self.remove(token);
@@ -719,7 +721,7 @@ impl Backend for Manager {
 
     fn disconnect(&self, token: Token) {
         self.set_stage(token, Stage::Ending);
-        let found = lock(&self.table).ends.get(&token).map(End::parts);
+        let found = self.table.lock().ends.get(&token).map(End::parts);
         let Some((id, Role::Connection(.., sink))) = found else {
             return;
         };

@@ -15,11 +15,12 @@ mod pair;
 mod refusal;
 mod states;
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
 use verbs_api::capability::Transport;
+use verbs_api::provider::Mutex;
 use verbs_api::provider::carrier::Carrier;
 
 use crate::verbs::Live;

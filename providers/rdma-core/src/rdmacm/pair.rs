@@ -5,19 +5,18 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::VerbError;
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
-use verbs_api::provider::Reply;
 use verbs_api::provider::backend::{
     Backend as _, CmEvent, ConnectError, ListenSink, Offer, Refusal, Sink, Token,
 };
+use verbs_api::provider::{Mutex, Reply};
 use verbs_api::qp::{Half, QpEndpoint, QpType};
 
 use super::Connections;
 use super::states::Known;
-use crate::lock::lock;
 
 /// The queue pairs of this process that connect to each other by number.
 #[derive(Default)]
@@ -75,7 +74,7 @@ impl Connections {
     }
 
     fn end_waiting(&self, is_over: impl Fn(&Names) -> bool, why: &VerbError) {
-        let mut pairs = lock(&self.pairs);
+        let mut pairs = self.pairs.lock();
         let over: Vec<_> = pairs
             .waiting
             .extract_if(|names, _| is_over(names))
@@ -87,7 +86,7 @@ impl Connections {
     }
 
     fn forget(&self, qp_num: u32) {
-        let token = lock(&self.pairs).tokens.remove(&qp_num);
+        let token = self.pairs.lock().tokens.remove(&qp_num);
         if let (Some(token), Ok(manager)) = (token, self.manager()) {
             manager.forget(token);
         }
@@ -101,7 +100,7 @@ impl Connections {
         if names.own == names.peer || self.states.get(names.peer).is_none() {
             return end.reply.send(Err(not_here()));
         }
-        let mut pairs = lock(&self.pairs);
+        let mut pairs = self.pairs.lock();
         if !pairs.waiting.contains_key(&names.turned()) {
             let replaced = pairs.waiting.insert(names, end);
             drop(pairs);
@@ -125,7 +124,7 @@ impl Connections {
     }
 
     fn hold(&self, qp_num: u32, token: Token) {
-        lock(&self.pairs).tokens.insert(qp_num, token);
+        self.pairs.lock().tokens.insert(qp_num, token);
     }
 
     fn ask(
@@ -144,7 +143,7 @@ impl Connections {
     /// Returns the address at which queue pairs of this process request connections from each other; listens there at the
     /// first call.
     fn listener(self: &Arc<Self>) -> Result<SocketAddr, ConnectError> {
-        let mut pairs = lock(&self.pairs);
+        let mut pairs = self.pairs.lock();
         if let Some(at) = pairs.listener {
             return Ok(at);
         }
@@ -170,7 +169,7 @@ impl Connections {
             own: u32::from_be_bytes(*own),
             peer: u32::from_be_bytes(*said.first_chunk()?),
         };
-        let mut pairs = lock(&self.pairs);
+        let mut pairs = self.pairs.lock();
         if offer.from?.ip() != pairs.listener?.ip() {
             return None;
         }
@@ -241,7 +240,7 @@ struct EndSink {
 
 impl EndSink {
     fn answer(&self, outcome: Result<(), VerbError>) {
-        let reply = lock(&self.reply).take();
+        let reply = self.reply.lock().take();
         if let Some(reply) = reply {
             reply.send(outcome);
         }
@@ -255,7 +254,9 @@ impl EndSink {
         };
         let connections = self.connections.upgrade();
         let other = connections.and_then(|connections| {
-            lock(&connections.pairs)
+            connections
+                .pairs
+                .lock()
                 .waiting
                 .remove(&self.names.turned())
         });

@@ -2,11 +2,10 @@
 //! them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use verbs_api::provider::Mutex;
 use verbs_api::qp::QpState;
-
-use crate::lock::lock;
 
 /// A queue pair that the beginning and the end of its connection are reported to.
 pub(crate) trait Connected: Send + Sync {
@@ -32,26 +31,26 @@ impl States {
     /// Adds a queue pair in RESET with this number.
     pub(crate) fn insert(&self, qp_num: u32, of: Weak<dyn Connected>) {
         let state = QpState::Reset;
-        lock(&self.0).insert(qp_num, Known { state, of });
+        self.0.lock().insert(qp_num, Known { state, of });
     }
 
     /// Removes a queue pair that is being destroyed, and returns its state.
     pub(super) fn remove(&self, qp_num: u32) -> Option<Known> {
-        lock(&self.0).remove(&qp_num)
+        self.0.lock().remove(&qp_num)
     }
 
     /// Adds a queue pair again whose destruction failed; it has no connection any longer.
     pub(crate) fn put_back(&self, qp_num: u32, known: Option<Known>) {
-        lock(&self.0).extend(known.map(|known| (qp_num, known)));
+        self.0.lock().extend(known.map(|known| (qp_num, known)));
     }
 
     pub(crate) fn get(&self, qp_num: u32) -> Option<QpState> {
-        lock(&self.0).get(&qp_num).map(|known| known.state)
+        self.0.lock().get(&qp_num).map(|known| known.state)
     }
 
     /// Sets the state of a queue pair.
     pub(crate) fn set(&self, qp_num: u32, state: QpState) {
-        if let Some(known) = lock(&self.0).get_mut(&qp_num) {
+        if let Some(known) = self.0.lock().get_mut(&qp_num) {
             known.state = state;
         }
     }
@@ -59,7 +58,7 @@ impl States {
     /// Notes that the connection of a queue pair is established: if its state is INIT, it becomes RTS, and the queue pair
     /// is notified.
     pub(super) fn begin(&self, qp_num: u32) {
-        let mut states = lock(&self.0);
+        let mut states = self.0.lock();
         let Some(known) = states.get_mut(&qp_num) else {
             return;
         };
@@ -77,7 +76,7 @@ impl States {
     /// Notes that the connection of a queue pair has ended: if its state is RTS or SQD, it becomes ERR, and the queue pair
     /// is notified.
     pub(super) fn end(&self, qp_num: u32) {
-        let mut states = lock(&self.0);
+        let mut states = self.0.lock();
         let Some(known) = states.get_mut(&qp_num) else {
             return;
         };
@@ -95,7 +94,6 @@ impl States {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::PoisonError;
 
     use super::*;
 
@@ -104,7 +102,7 @@ mod tests {
 
     impl Recorder {
         fn push(&self, what: &'static str) {
-            let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut told = self.0.lock();
             told.push(what);
         }
     }
@@ -134,7 +132,7 @@ mod tests {
             states.end(1);
             states.end(1);
             assert_eq!(states.get(1), Some(QpState::Err));
-            let told = pair.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let told = pair.0.lock();
             assert_eq!(*told, ["begun", "ended"]);
         }
     }

@@ -25,7 +25,7 @@ mod xrc;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,6 +35,7 @@ use polyverbs_abi::{
     IbvQpInitAttr, IbvQpInitAttrEx, IbvQpOpenAttr, IbvSendWr, IbvSrqAttr, IbvSrqInitAttrEx, Slot,
     VerbsContext,
 };
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs_api::VerbError;
 use verbs_api::objects::{ObjectId, ObjectKind};
 
@@ -278,18 +279,7 @@ fn identity(cookie: *mut c_void) -> ObjectId {
 
 /// Makes reads of a descriptor nonblocking.
 pub(crate) fn never_waits(fd: BorrowedFd<'_>) -> Result<(), VerbError> {
-    let fd = fd.as_raw_fd();
-    // SAFETY: the call changes flags of an open descriptor.
-    let set = unsafe {
-        libc::fcntl(
-            fd,
-            libc::F_SETFL,
-            libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK,
-        )
-    };
-    if set < 0 {
-        Err(last_error("fcntl"))
-    } else {
-        Ok(())
-    }
+    fcntl_getfl(fd)
+        .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+        .map_err(|error| VerbError::os("fcntl", error))
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
 use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Pair, Rig, Side, waiting};
+use verbs_api::provider::Mutex;
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, Completion, Cq, DestroyError, Device, ErrorKind, Memory, PathOptions, Pd, Qp,
@@ -131,7 +132,7 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
                     .expect("within");
                 qp.post_one(wr::Send::new(key_at))
                     .expect("posted from a handler");
-                *keep.lock().expect("an unpoisoned lock") = Some(region);
+                *keep.lock() = Some(region);
             });
         });
         pair.near.receive(&rig.scratch, 512, 16);
@@ -349,10 +350,7 @@ fn verbs_under_way_end_with_the_device(rig: &Rig) {
     let note = |name: &'static str| {
         let (outcomes, count) = (Arc::clone(&outcomes), Arc::clone(&count));
         move |error: Option<VerbError>| {
-            let before = outcomes
-                .lock()
-                .expect("an unpoisoned lock")
-                .insert(name, error);
+            let before = outcomes.lock().insert(name, error);
             assert!(before.is_none(), "{name} ended twice");
             count.fetch_add(1, Ordering::SeqCst);
         }
@@ -383,7 +381,7 @@ fn verbs_under_way_end_with_the_device(rig: &Rig) {
     assert_eq!(count.load(Ordering::SeqCst), 0);
     device.remove();
     eventually(rig, || count.load(Ordering::SeqCst) == 8);
-    let outcomes = outcomes.lock().expect("an unpoisoned lock");
+    let outcomes = outcomes.lock();
     assert_eq!(outcomes.len(), 8);
     for (name, error) in outcomes.iter() {
         let expected = match *name {
@@ -568,16 +566,11 @@ fn communication_is_established_once(rig: &Rig) {
     let order = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&order);
     rig.far.context.on_event(move |event| {
-        events
-            .lock()
-            .expect("an unpoisoned lock")
-            .push(Some(event.event_type()));
+        events.lock().push(Some(event.event_type()));
     });
     let completions = Arc::clone(&order);
     let desk = rig.far.region(4096, rights());
-    serve(&far.cq, move |_| {
-        completions.lock().expect("an unpoisoned lock").push(None)
-    });
+    serve(&far.cq, move |_| completions.lock().push(None));
     let (at_near, at_far) = (near.endpoint().expect("one"), far.endpoint().expect("one"));
     let full = near.connect(&at_far, PathOptions::new());
     if rig.attributes().transport == Transport::Iwarp {
@@ -597,7 +590,7 @@ fn communication_is_established_once(rig: &Rig) {
         );
         rig.settle();
     }
-    let told = order.lock().expect("an unpoisoned lock").clone();
+    let told = order.lock().clone();
     let expected: &[_] = match rig.attributes().transport {
         Transport::Iwarp => &[None, None, None],
         Transport::InfiniBand => &[Some(EventType::CommEst), None, None, None],

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Pair, Rig, needs};
+use verbs_api::provider::Mutex;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, Batch, Completion, Cq, Features, Memory, Operations, RemoteAddress, WcStatus,
@@ -278,7 +278,7 @@ fn the_state_changes_before_the_error_is_seen(rig: &Rig) {
         let (states, qp) = (Arc::clone(&seen), pair.near.qp.clone());
         pair.near.cq.on_completion(move |cq| {
             let state = qp.query().expect("a queue pair that lives").state;
-            let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut states = states.lock();
             states.extend(statuses(&poll(cq)).into_iter().map(|done| (done, state)));
             drop(states);
             cq.arm(Notify::Next).expect("armed");
@@ -297,7 +297,7 @@ fn the_state_changes_before_the_error_is_seen(rig: &Rig) {
         } else {
             WcStatus::RemAccessErr
         };
-        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = seen.lock();
         assert_eq!(*seen, [((1, status), QpState::Err)]);
     }
 }

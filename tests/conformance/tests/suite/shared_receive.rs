@@ -1,9 +1,10 @@
 //! Receive queues that are shared: FEATURES 3.82 to 3.84.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::cases;
 use conformance::{Needs, Pair, Region, Rig, Side, needs};
+use verbs_api::provider::Mutex;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, Features, PathOptions, Srq, SrqOptions, VerbError, WcStatus,
@@ -174,7 +175,7 @@ fn listen(rig: &Rig, side: &Side) -> Told {
         if event.object().is_some_and(|object| object.id == id)
             && event.event_type() != EventType::CommEst
         {
-            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut events = events.lock();
             events.push((event.event_type(), statuses(&poll(&cq))));
         }
     });
@@ -182,7 +183,7 @@ fn listen(rig: &Rig, side: &Side) -> Told {
 }
 
 fn taken(told: &Told) -> Vec<(EventType, Vec<(u64, WcStatus)>)> {
-    std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *told.lock())
 }
 
 const LAST: EventType = EventType::QpLastWqeReached;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use polyverbs_engine::request::{Op, Request};
 use verbs_api::capability::{
@@ -11,6 +11,7 @@ use verbs_api::capability::{
     PortCaps,
 };
 use verbs_api::ids::{Gid, Guid, LinkAddress};
+use verbs_api::provider::Mutex;
 use verbs_api::wr::PostReason;
 use verbs_api::{Features, Transport};
 
@@ -75,19 +76,19 @@ impl Common {
     }
 
     pub(crate) fn kept_answers(&self) -> Option<MutexGuard<'_, Vec<KeptAnswer>>> {
-        self.kept.as_ref().map(lock)
+        self.kept.as_ref().map(Mutex::lock)
     }
 
     /// Takes a queue pair number.
     pub fn take_number(&self) -> Option<u32> {
         self.hooks.note("alloc_qpn");
-        let numbers = &mut *lock(&self.numbers);
+        let numbers = &mut *self.numbers.lock();
         numbers.fresh.next().or_else(|| numbers.freed.pop_front())
     }
 
     pub(crate) fn give_back(&self, number: u32) {
         self.hooks.note("free_qpn");
-        lock(&self.numbers).freed.push_back(number);
+        self.numbers.lock().freed.push_back(number);
     }
 
     /// Refuses requests that the device does not support, before they are queued.
@@ -107,23 +108,19 @@ impl Common {
 
 impl Hooks {
     pub(crate) fn note(&self, call: &'static str) {
-        lock(&self.calls).push(call);
+        self.calls.lock().push(call);
     }
 
     /// How often the driver was called so.
     pub fn count(&self, call: &str) -> usize {
-        let calls = lock(&self.calls);
+        let calls = self.calls.lock();
         calls.iter().filter(|made| **made == call).count()
     }
 
     /// The calls since the last time that this was called, in their order. They no longer count.
     pub fn take(&self) -> Vec<&'static str> {
-        std::mem::take(&mut *lock(&self.calls))
+        std::mem::take(&mut *self.calls.lock())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The attributes that the device reports.

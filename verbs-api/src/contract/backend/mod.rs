@@ -7,12 +7,13 @@
 mod error;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 pub use self::error::{ConnectError, Phase, Refusal};
 use crate::capability::Mtu;
 use crate::error::VerbError;
 use crate::ids::{Gid, LinkAddress, Psn, Qpn};
+use crate::lock::Mutex;
 use crate::qp_attributes::{Half, QpAttributes, QpEndpoint};
 use crate::service::QpType;
 
@@ -188,7 +189,7 @@ struct Pinging(Mutex<Option<PingSink>>);
 
 impl AnswerSink for Pinging {
     fn answered(&self, answer: Result<Answer, ConnectError>) {
-        let sink = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let sink = self.0.lock().take();
         if let Some(sink) = sink {
             sink(match answer {
                 Ok(_) | Err(ConnectError::Refused { .. }) => Ok(()),

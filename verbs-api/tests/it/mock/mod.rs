@@ -6,9 +6,10 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::objects::{Holder, ObjectId};
+use verbs_api::provider::Mutex;
 use verbs_api::provider::*;
 use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpType, check_modify};
 use verbs_api::*;
@@ -73,7 +74,7 @@ impl Mock {
 
     /// Executes one waiting command; returns whether there was one.
     pub fn run(&self) -> bool {
-        let command = self.commands.lock().unwrap().pop_front();
+        let command = self.commands.lock().pop_front();
         command.map(|command| command()).is_some()
     }
 
@@ -82,27 +83,27 @@ impl Mock {
     }
 
     pub fn waiting(&self) -> usize {
-        self.commands.lock().unwrap().len()
+        self.commands.lock().len()
     }
 
     /// Makes the next command of this name fail because the device is out of resources.
     pub fn fail_next(&self, verb: &'static str) {
-        self.fail.lock().unwrap().push(verb);
+        self.fail.lock().push(verb);
     }
 
     /// The number of objects of this kind that were made and not destroyed.
     pub fn live(&self, kind: &'static str) -> i64 {
-        self.live.lock().unwrap().get(kind).copied().unwrap_or(0)
+        self.live.lock().get(kind).copied().unwrap_or(0)
     }
 
     pub fn event(&self, context: usize, event: EventType, subject: EventSubject) {
-        let sink = Arc::clone(&self.sinks.lock().unwrap()[context]);
+        let sink = Arc::clone(&self.sinks.lock()[context]);
         sink.event(event, subject);
     }
 
     /// Sends an unaffiliated event to every context.
     pub fn broadcast(&self, event: EventType, subject: EventSubject) {
-        let sinks = self.sinks.lock().unwrap().clone();
+        let sinks = self.sinks.lock().clone();
         sinks.iter().for_each(|sink| sink.event(event, subject));
     }
 
@@ -113,13 +114,13 @@ impl Mock {
 
     /// Completes one of the requests that are held, counted from the oldest.
     pub fn complete(&self, index: usize, status: WcStatus) {
-        let held = self.held.lock().unwrap().remove(index);
+        let held = self.held.lock().remove(index);
         let (cq, cqe) = held.expect("a request is held");
         cq.push(Cqe { status, ..cqe });
     }
 
     pub fn held(&self) -> usize {
-        self.held.lock().unwrap().len()
+        self.held.lock().len()
     }
 
     /// The oldest held request completes while a queue is armed, too late for the result of arming to
@@ -131,7 +132,7 @@ impl Mock {
     /// Makes every completion queue overrun.
     pub fn overrun(&self) {
         self.overran.store(true, Ordering::SeqCst);
-        let cqs = self.cqs.lock().unwrap().clone();
+        let cqs = self.cqs.lock().clone();
         cqs.iter()
             .filter_map(Weak::upgrade)
             .for_each(|cq| cq.notify());
@@ -142,11 +143,11 @@ impl Mock {
     }
 
     fn count(&self, kind: &'static str, by: i64) {
-        *self.live.lock().unwrap().entry(kind).or_default() += by;
+        *self.live.lock().entry(kind).or_default() += by;
     }
 
     fn admitted(&self, verb: &'static str) -> Result<(), VerbError> {
-        let mut fail = self.fail.lock().unwrap();
+        let mut fail = self.fail.lock();
         match fail.iter().position(|&failing| failing == verb) {
             Some(place) => {
                 fail.remove(place);
@@ -165,7 +166,7 @@ impl Mock {
         let admitted = self.admitted(verb);
         let command = move || reply.send(admitted.and_then(|()| carry_out()));
         if self.delayed.load(Ordering::SeqCst) {
-            self.commands.lock().unwrap().push_back(Box::new(command));
+            self.commands.lock().push_back(Box::new(command));
         } else {
             command();
         }
@@ -286,7 +287,7 @@ impl DeviceOps for MockDevice {
         _: &Grant,
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        self.mock.sinks.lock().unwrap().push(events);
+        self.mock.sinks.lock().push(events);
         let attributes = self.attributes.clone();
         Ok(Arc::new(MockContext {
             mock: Arc::clone(&self.mock),
@@ -311,14 +312,10 @@ impl ContextOps for MockContext {
 
     fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
         let sink = Arc::downgrade(&init.sink);
-        self.mock.cqs.lock().unwrap().push(sink);
+        self.mock.cqs.lock().push(sink);
         self.mock.make("cq", reply, move |part| {
             let queue = Mutex::new(VecDeque::with_capacity(64));
-            part.mock
-                .comp_vectors
-                .lock()
-                .unwrap()
-                .push(init.comp_vector);
+            part.mock.comp_vectors.lock().push(init.comp_vector);
             let own = part.mock.own_descriptors.load(Ordering::SeqCst);
             Arc::new(MockCq {
                 part,
@@ -348,14 +345,14 @@ impl MockCq {
     fn complete(self: &Arc<Self>, cqe: Cqe) {
         let mock = &self.part.mock;
         if mock.holds.load(Ordering::SeqCst) {
-            mock.held.lock().unwrap().push_back((Arc::clone(self), cqe));
+            mock.held.lock().push_back((Arc::clone(self), cqe));
         } else {
             self.push(cqe);
         }
     }
 
     fn push(&self, cqe: Cqe) {
-        self.queue.lock().unwrap().push_back(cqe);
+        self.queue.lock().push_back(cqe);
         if self.armed.swap(false, Ordering::SeqCst) {
             if let Some((to, _)) = &self.notices {
                 (&mut { to }).write_all(&[1]).unwrap();
@@ -371,7 +368,7 @@ impl CqOps for MockCq {
     }
 
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
-        let mut queue = self.queue.lock().unwrap();
+        let mut queue = self.queue.lock();
         let mut filled = 0;
         for slot in completions {
             let Some(cqe) = queue.pop_front() else {
@@ -394,7 +391,7 @@ impl CqOps for MockCq {
     fn arm(&self, _: Notify) -> Result<bool, VerbError> {
         self.part.mock.admitted("arm")?;
         self.armed.store(true, Ordering::SeqCst);
-        let has_some = !self.queue.lock().unwrap().is_empty();
+        let has_some = !self.queue.lock().is_empty();
         let mock = &self.part.mock;
         if mock.late.swap(false, Ordering::SeqCst) {
             mock.complete(0, WcStatus::Success);
@@ -505,7 +502,7 @@ impl MrOps for MockMr {
     fn dereg(&self, reply: Reply<()>) {
         let mock = Arc::clone(&self.part.mock);
         self.part.mock.command("dereg_mr", reply, move || {
-            let bound = mock.bound.lock().unwrap().clone();
+            let bound = mock.bound.lock().clone();
             if !bound.is_empty() {
                 return Err(VerbError::Busy(bound));
             }
@@ -523,7 +520,7 @@ impl MwOps for MockMw {
     }
 
     fn dealloc(&self, reply: Reply<()>) {
-        self.0.mock.bound.lock().unwrap().clear();
+        self.0.mock.bound.lock().clear();
         self.0.destroy("dealloc_mw", reply);
     }
 }
@@ -580,18 +577,18 @@ impl PostOps for MockQp {
         if self.closed.load(Ordering::SeqCst) {
             return Err((0, PostReason::InvalidHandle));
         }
-        let state = self.state.lock().unwrap().0;
+        let state = self.state.lock().0;
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err((0, PostReason::InvalidState(state)));
         }
         let max = self.cap().max_send_wr;
-        let room = (max as usize).saturating_sub(self.send_cq.queue.lock().unwrap().len());
+        let room = (max as usize).saturating_sub(self.send_cq.queue.lock().len());
         let posted = requests.len().min(room);
         for request in &requests[..posted] {
             let common = request.common();
             if self.part.mock.record.load(Ordering::Relaxed) {
                 let entry = (request.operation(), common.flags, common.wr_id);
-                self.part.mock.posted.lock().unwrap().push(entry);
+                self.part.mock.posted.lock().push(entry);
             }
             let loan = request.data().sges().loan;
             if common.flags.contains(SendFlags::SIGNALED) || self.init.sq_sig_all {
@@ -656,7 +653,7 @@ impl QpOps for MockQp {
 
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
         let checked = {
-            let mut state = self.state.lock().unwrap();
+            let mut state = self.state.lock();
             check_modify(self.init.qp_type, state.0, &attributes, 16, 16, 2).map(|to| {
                 *state = (to, state.1.merged(&attributes));
             })
@@ -671,13 +668,13 @@ impl QpOps for MockQp {
             return modify_in_turn(self, steps, reply);
         }
         let attributes = QpAttributes::new().dest_qp_num(peer.qp_num);
-        *self.state.lock().unwrap() = (QpState::Rts, attributes);
+        *self.state.lock() = (QpState::Rts, attributes);
         reply.send(Ok(()));
     }
 
     fn query(&self) -> Result<QpStatus, VerbError> {
         self.part.mock.admitted("query_qp")?;
-        let (state, attributes) = *self.state.lock().unwrap();
+        let (state, attributes) = *self.state.lock();
         Ok(QpStatus {
             state,
             sq_draining: false,

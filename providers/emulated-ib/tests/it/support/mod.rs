@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use bmme as _;
@@ -14,6 +14,7 @@ use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, OwnedFrame, 
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::Time;
 use polyverbs_sim::Simulation;
+use verbs_api::provider::Mutex;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
@@ -58,7 +59,7 @@ pub struct Wire {
 
 impl Wire {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Sets the rule that decides the fate of each frame from now on.

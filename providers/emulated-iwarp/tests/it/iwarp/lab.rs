@@ -1,8 +1,8 @@
 //! Two devices with a connected pair of queue pairs, and between them a stream that a test can inspect and change.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use emulated_iwarp::header::{Body, Header, Message};
@@ -12,7 +12,7 @@ use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink, TrySe
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
 use polyverbs_wire::iwarp::{Terminate, terminate};
-use verbs_api::provider::DeviceOps;
+use verbs_api::provider::{DeviceOps, Mutex};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, Completion, Context, Cq, Memory, Mr, Operations, PathOptions, Pd, Qp, QpOptions,
@@ -74,28 +74,28 @@ impl Wire {
         &self,
         tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static,
     ) {
-        *self.tamper.lock().unwrap() = Some(Box::new(tamper));
+        *self.tamper.lock() = Some(Box::new(tamper));
     }
 
     /// From now on frames of this end find no room; `None` makes room for all.
     pub(crate) fn fill(&self, from: Option<LinkAddress>) {
-        *self.full.lock().unwrap() = from;
+        *self.full.lock() = from;
     }
 
     /// Puts a frame onto the stream.
     pub(crate) fn inject(&self, frame: OwnedFrame<Header>) {
-        self.queue.lock().unwrap().push_back(frame);
+        self.queue.lock().push_back(frame);
     }
 
     /// The messages that were sent so far.
     pub(crate) fn seen(&self) -> Vec<Message> {
-        let seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock();
         seen.iter().map(|frame| frame.header.message).collect()
     }
 
     /// The Terminates that were sent.
     pub(crate) fn terminates(&self) -> Vec<Terminate> {
-        let seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock();
         let is_terminate = |frame: &&OwnedFrame<Header>| {
             matches!(frame.header.message, Message::Untagged(_, Body::Terminate))
         };
@@ -111,12 +111,12 @@ impl Link<Header> for Wire {
     }
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
-        self.seen.lock().unwrap().push(frame.to_owned());
-        self.queue.lock().unwrap().push_back(frame.to_owned());
+        self.seen.lock().push(frame.to_owned());
+        self.queue.lock().push_back(frame.to_owned());
     }
 
     fn try_send(&self, frame: Frame<'_, Header>, now: Time) -> TrySend {
-        if *self.full.lock().unwrap() == Some(frame.from) {
+        if *self.full.lock() == Some(frame.from) {
             return TrySend::NoRoom;
         }
         match self.max_frame {
@@ -127,13 +127,12 @@ impl Link<Header> for Wire {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<Header>) -> bool {
-        let Some(mut frame) = self.queue.lock().unwrap().pop_front() else {
+        let Some(mut frame) = self.queue.lock().pop_front() else {
             return false;
         };
         let passes = self
             .tamper
             .lock()
-            .unwrap()
             .as_mut()
             .is_none_or(|tamper| tamper(&mut frame));
         if passes {
@@ -143,7 +142,7 @@ impl Link<Header> for Wire {
     }
 
     fn next_due(&self) -> Option<Time> {
-        (!self.queue.lock().unwrap().is_empty()).then_some(Time(0))
+        (!self.queue.lock().is_empty()).then_some(Time(0))
     }
 }
 

@@ -434,13 +434,10 @@ fn after_a_reset_a_prefix_of_the_messages_has_arrived() {
         let lab = Lab::stream(Some(8));
         (0..8).for_each(|wr_id| lab.b.receive(wr_id, wr_id as usize * 64, 64));
         let mut left = lost;
-        let key = Arc::new(std::sync::Mutex::new(None));
+        let key = Arc::new(verbs_api::provider::Mutex::new(None));
         let noted = Arc::clone(&key);
         lab.wire().tamper(move |frame| {
-            noted
-                .lock()
-                .unwrap()
-                .get_or_insert(stream_key(&frame.header));
+            noted.lock().get_or_insert(stream_key(&frame.header));
             if left == 0 {
                 // A link that resets a connection does the same: it names the connection only by
                 // its key.
@@ -457,7 +454,7 @@ fn after_a_reset_a_prefix_of_the_messages_has_arrived() {
         lab.a.qp.post(&mut batch).unwrap();
         lab.settle();
         let (from, to) = (LinkAddress::InProcess(2), LinkAddress::InProcess(1));
-        let header = reset_header(from, to, key.lock().unwrap().unwrap());
+        let header = reset_header(from, to, key.lock().unwrap());
         lab.wire().inject(OwnedFrame {
             from,
             to,
@@ -492,15 +489,15 @@ fn a_reset_by_connection_key_reaches_both_ends() {
     lab.a.receive(1, 0, 8);
     lab.b.receive(2, 0, 8);
     lab.a.post(wr::Write::new(&b"x"[..], lab.b.remote(0)));
-    let key = Arc::new(std::sync::Mutex::new(None));
+    let key = Arc::new(verbs_api::provider::Mutex::new(None));
     let noted = Arc::clone(&key);
     lab.wire().tamper(move |frame| {
-        *noted.lock().unwrap() = Some(stream_key(&frame.header));
+        *noted.lock() = Some(stream_key(&frame.header));
         true
     });
     lab.a.post(wr::Write::new(&b"x"[..], lab.b.remote(0)));
     lab.settle();
-    let key = key.lock().unwrap().unwrap();
+    let key = key.lock().unwrap();
     for (from, to) in [(1, 2), (2, 1)] {
         let (from, to) = (LinkAddress::InProcess(from), LinkAddress::InProcess(to));
         let header = reset_header(from, to, key);
@@ -523,10 +520,10 @@ fn a_reset_by_connection_key_reaches_both_ends() {
 fn frames_of_an_earlier_connection_are_ignored() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| true);
-    let late = Arc::new(std::sync::Mutex::new(None));
+    let late = Arc::new(verbs_api::provider::Mutex::new(None));
     let kept = Arc::clone(&late);
     lab.wire().tamper(move |frame| {
-        kept.lock().unwrap().get_or_insert(frame.clone());
+        kept.lock().get_or_insert(frame.clone());
         true
     });
     lab.a.post(wr::Write::new(&b"late"[..], lab.b.remote(0)));
@@ -537,7 +534,7 @@ fn frames_of_an_earlier_connection_are_ignored() {
     lab.settle();
     lab.b.qp.modify(reset).wait().unwrap();
     let lab = lab.connected(open());
-    lab.wire().inject(late.lock().unwrap().clone().unwrap());
+    lab.wire().inject(late.lock().clone().unwrap());
     lab.settle();
     assert_eq!(
         (lab.b.octets(0, 4), lab.b.state()),

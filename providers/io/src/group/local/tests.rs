@@ -55,7 +55,7 @@ fn a_message_outlives_the_connection_that_it_came_by() {
         send(&Connection::to(&name, &admission).unwrap(), b"request").unwrap();
     }
     assert_eq!(messages(&inbox, &admission), [b"request"; 3]);
-    assert!(lock(&inbox.accepted).connections.is_empty());
+    assert!(inbox.accepted.lock().connections.is_empty());
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn an_inbox_closes_its_oldest_connections_at_its_limit() {
     let connect = || Connection::to(&name, &admission).unwrap();
     let all: Vec<_> = (0..MOST + 5).map(|_| connect()).collect();
     while !messages(&inbox, &admission).is_empty() || is_ready(&inbox) {}
-    assert_eq!(lock(&inbox.accepted).connections.len(), MOST);
+    assert_eq!(inbox.accepted.lock().connections.len(), MOST);
     // The oldest connections are closed, and the others are read.
     assert!(all[..5].iter().all(|gone| send(gone, b"!").is_err()));
     all[5..].iter().for_each(|kept| send(kept, b"!").unwrap());

@@ -265,7 +265,7 @@ fn an_invalid_record_is_reported_as_damaged_and_ends_reading() {
     let [one, other] = pair_by_memory();
     {
         let stream = one.link.stream(1).unwrap();
-        lock(&stream.outgoing).sender = 5;
+        stream.outgoing.lock().sender = 5;
     }
     for number in 5..8 {
         one.send(1, number, b"not the first");
@@ -378,7 +378,7 @@ fn ten_connections_wait_for_room_and_get_it_reported() {
     (1..=10).for_each(|key| offer(key, &mut next[key as usize]));
     // The test offers a frame only on a stream that has been reported to have room.
     until(|| {
-        for frame in std::mem::take(&mut *lock(&sinks[0].frames)) {
+        for frame in std::mem::take(&mut *sinks[0].frames.lock()) {
             let Header::Room(key) = frame.header else {
                 panic!("{:?}", frame.header);
             };
@@ -395,7 +395,7 @@ fn a_record_that_waited_for_room_wakes_a_sleeper() {
     let sinks = pair_by_memory();
     let full = fill(&sinks[0], 1, 0, b"");
     // A driver that waits for room would be notified of it, which would count as an arrival.
-    lock(&sinks[0].link.stream(1).unwrap().outgoing).wants_room = false;
+    sinks[0].link.stream(1).unwrap().outgoing.lock().wants_room = false;
     for number in full..full + 50 {
         sinks[0].send(1, number, b"");
     }
