@@ -53,7 +53,7 @@ impl ConnParams {
                     outbound: AS_MANY_AS_THERE_ARE,
                 },
                 retry_count: 7,
-                rnr_retry_count: 7,
+                rnr_retry_count: FOREVER,
                 qp_num: 0,
             });
         };
@@ -73,8 +73,8 @@ impl ConnParams {
                 inbound: param.responder_resources,
                 outbound: param.initiator_depth,
             },
-            retry_count: param.retry_count & 7,
-            rnr_retry_count: param.rnr_retry_count & 7,
+            retry_count: param.retry_count.min(7),
+            rnr_retry_count: param.rnr_retry_count.min(7),
             qp_num: param.qp_num,
         })
     }
@@ -83,6 +83,9 @@ impl ConnParams {
         let mut path_options = path_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
+        if self.rnr_retry_count != FOREVER {
+            path_options = path_options.min_rnr_timer(LONGEST_RNR_TIMER);
+        }
         // The access that the program granted when it modified its queue pair to INIT.
         if named.is_programs
             && let Ok(now) = named.qp.query()
@@ -91,6 +94,7 @@ impl ConnParams {
         }
         let options = ConnectionOptions::new()
             .path(path_options)
+            .retries_as_asked()
             .reads(self.reads.inbound, self.reads.outbound)
             .private_data(&self.private_data);
         match named.is_programs && device.transport() == Transport::InfiniBand {
@@ -102,6 +106,13 @@ impl ConnParams {
 
 // An ACK timeout of 0.27 s: a busy machine is not a dead one.
 const ACK_TIMEOUT: u8 = 16;
+
+// As an RNR retry count, without limit.
+const FOREVER: u8 = 7;
+
+// 655 ms, as Linux's connection manager sets it: a peer that retries a few times waits as long as there. One that retries
+// without limit is spared the wait.
+const LONGEST_RNR_TIMER: u8 = 0;
 
 // The access that Linux's connection manager grants to peers, without asking its programs.
 const RIGHTS: Access = Access::REMOTE_WRITE
@@ -650,7 +661,8 @@ fn steps(state: &State) -> Result<[QpAttributes; 3], Errno> {
         return Err(Errno::INVAL);
     };
     let options = ConnectionOptions::new()
-        .path(path_options(state))
+        .path(path_options(state).min_rnr_timer(LONGEST_RNR_TIMER))
+        .retries_as_asked()
         .brought_up_by_program(state.psn);
     let steps = incoming.steps(&options);
     steps.map_err(|error| errno::of(&error))
