@@ -5,8 +5,10 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use polyverbs_connection::ib::private;
 use polyverbs_connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, DatagramService, ReadLimits, flush,
+    Accepted, ConnectError, Connection, ConnectionOptions, DatagramService, ReadLimits, Refusal,
+    flush,
 };
 use polyverbs_libibverbs::abi::IbvQpAttr;
 use polyverbs_libibverbs::context;
@@ -43,7 +45,7 @@ impl ConnParams {
         const AS_MANY_AS_THERE_ARE: u8 = u8::MAX;
         // SAFETY: as the caller promises.
         let Some(param) = (unsafe { param.as_ref() }) else {
-            if public.qp.is_null() {
+            if public.qp.is_null() && id::service(public) == Service::Connections {
                 return Err(Errno::INVAL);
             }
             return Ok(Self {
@@ -68,7 +70,7 @@ impl ConnParams {
         }
         Ok(Self {
             // SAFETY: as the caller promises.
-            private_data: unsafe { said(param.private_data, param.private_data_len) }?,
+            private_data: unsafe { said(param.private_data, param.private_data_len) },
             reads: ReadLimits {
                 inbound: param.responder_resources,
                 outbound: param.initiator_depth,
@@ -126,15 +128,12 @@ fn path_options(state: &State) -> PathOptions {
         .timeout(state.options.ack_timeout.unwrap_or(ACK_TIMEOUT))
 }
 
-unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno> {
-    if length == 0 {
-        return Ok(Vec::new());
-    }
+unsafe fn said(private_data: *const c_void, length: u8) -> Vec<u8> {
     if private_data.is_null() {
-        return Err(Errno::INVAL);
+        return Vec::new();
     }
     // SAFETY: so many bytes are readable, as the caller promises.
-    Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
+    unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec()
 }
 
 /// The queue pair of an identifier, or the one that the program names by its number.
@@ -170,12 +169,11 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let state = own.inner.lock();
-        let (Some(device), Some(to)) = (state.device.clone(), state.remote) else {
+        let (Part::RouteResolved, Some(device), Some(to)) =
+            (&state.part, state.device.clone(), state.remote)
+        else {
             return Err(Errno::INVAL);
         };
-        if !state.has_route || !matches!(state.part, Part::Nothing) {
-            return Err(Errno::INVAL);
-        }
         drop(state);
         // SAFETY: as the caller promises.
         let wanted = unsafe { ConnParams::read(param, public, &device) }?;
@@ -207,7 +205,7 @@ fn refused_at_once(inner: &Arc<Inner>, error: &ConnectError) -> Option<Errno> {
             | ConnectError::Verb(_)
     );
     is_argument.then(|| {
-        inner.lock().part = Part::Nothing;
+        inner.lock().part = Part::RouteResolved;
         errno::of(error)
     })
 }
@@ -293,7 +291,7 @@ fn established(
 // On iWARP the peer has gone behind its reply, or has gone or sent nothing before its first message. Linux takes a connection
 // for established once there is a reply, and servers of many connections exit on any other event.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
-    this.lock().part = Part::Nothing;
+    this.lock().part = Part::Over;
     flush_stream(this);
     this.post(event::ESTABLISHED, 0, data);
     this.end();
@@ -352,6 +350,10 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
             };
             (event::REJECTED, status, private_data.clone())
         }
+        // The stream has ended before the reply.
+        ConnectError::Aborted if transport == Transport::Iwarp => {
+            (event::REJECTED, -libc::ECONNRESET, Vec::new())
+        }
         ConnectError::TimedOut | ConnectError::Unreachable(_) | ConnectError::Unsent(_) => {
             (event::UNREACHABLE, -errno::of(error).0, Vec::new())
         }
@@ -365,7 +367,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
         },
         qp_num: 0,
     };
-    this.lock().part = Part::Nothing;
+    this.lock().part = Part::Over;
     this.post(event, status, data);
 }
 
@@ -399,7 +401,6 @@ fn ask(
 }
 
 fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, ConnectError>) {
-    const NO_QUEUE_PAIR: c_int = 2;
     match answer {
         Ok(service) => {
             this.lock().part = Part::Datagrams;
@@ -412,13 +413,31 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
             this.post(event::ESTABLISHED, 0, data);
         }
         Err(error) => {
-            this.lock().part = Part::Nothing;
-            let status = match error {
-                ConnectError::Refused { .. } => NO_QUEUE_PAIR,
-                error => -errno::of(&error).0,
+            this.lock().part = Part::Over;
+            let (status, private_data) = match error {
+                ConnectError::Refused {
+                    reason,
+                    private_data,
+                } => (sidr_status(reason), private_data),
+                error => (-errno::of(&error).0, Vec::new()),
             };
-            this.post(event::UNREACHABLE, status, Data::None);
+            let data = Data::Datagrams {
+                private_data,
+                ah_attr: events::no_path(),
+                qp_num: 0,
+                qkey: 0,
+            };
+            this.post(event::UNREACHABLE, status, data);
         }
+    }
+}
+
+// The status of the answer that has refused a question (`enum ib_cm_sidr_status`).
+const fn sidr_status(reason: Refusal) -> c_int {
+    match reason {
+        Refusal::NoListener => 1,
+        Refusal::BacklogFull => 3,
+        _ => 2,
     }
 }
 
@@ -445,7 +464,7 @@ pub unsafe extern "C-unwind" fn establish(id: *mut RdmaCmId) -> c_int {
                 Ok(())
             }
             Err(error) => {
-                inner.lock().part = Part::Nothing;
+                inner.lock().part = Part::Over;
                 Err(errno::of(&error))
             }
         }
@@ -466,13 +485,6 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
         if !matches!(inner.lock().part, Part::Asked(_) | Part::Questioned(_)) {
             return Err(Errno::INVAL);
         }
-        let room = match id::service(public) {
-            Service::Datagrams => polyverbs_connection::ib::private::SIDR_REP,
-            Service::Connections => usize::MAX,
-        };
-        if wanted.private_data.len() > room {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: as the caller promises.
         let named = unsafe { ConnectingQp::of(public, wanted.qp_num) }?;
         let mut state = inner.lock();
@@ -481,7 +493,10 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                 state.part = Part::Datagrams;
                 drop(state);
                 let answered = question.answer(&named.qp, &wanted.private_data);
-                answered.map_err(|error| errno::of(&error))
+                answered.map_err(|error| {
+                    inner.lock().part = Part::Over;
+                    errno::of(&error)
+                })
             }
             Part::Asked(incoming) => {
                 let options = wanted.options(&state, &named, &device);
@@ -500,7 +515,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                     }
                 };
                 if let Err(error) = incoming.accept_then(&named.qp, options, then) {
-                    inner.lock().part = Part::Nothing;
+                    inner.lock().part = Part::Over;
                     return Err(errno::of(&error));
                 }
                 // SAFETY: as the caller promises.
@@ -524,19 +539,20 @@ pub unsafe extern "C-unwind" fn reject(
     length: u8,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    done(unsafe { id::own(id) }.and_then(|(_, own)| {
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.
-        let private_data = unsafe { said(private_data, length) }?;
+        let private_data = unsafe { said(private_data, length) };
         let mut state = own.inner.lock();
-        let most = polyverbs_connection::ib::private::REJ;
-        let is_streams = state
-            .device
-            .as_ref()
-            .is_some_and(|device| device.transport() == Transport::Iwarp);
-        if private_data.len() > most && !is_streams {
+        let transport = state.device.as_ref().map(|device| device.transport());
+        let most = match (transport, id::service(public)) {
+            (Some(Transport::Iwarp), _) => usize::MAX,
+            (_, Service::Connections) => private::REJ,
+            (_, Service::Datagrams) => private::SIDR_REP,
+        };
+        if private_data.len() > most {
             return Err(Errno::INVAL);
         }
-        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let part = std::mem::replace(&mut state.part, Part::Over);
         let rejected = match part {
             Part::Asked(incoming) => {
                 drop(state);
@@ -570,27 +586,26 @@ pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
         let inner = &own.inner;
         let state = inner.lock();
         let device = state.device.clone().ok_or(Errno::INVAL)?;
-        let Part::Connected(connection) = &state.part else {
-            return Err(Errno::INVAL);
+        let is_stream = device.transport() == Transport::Iwarp;
+        let connection = match &state.part {
+            Part::Connected(connection) => Arc::clone(connection),
+            // The call succeeds where nothing is connected, as with the kernel.
+            part if part.has_request() => {
+                drop(state);
+                return if is_stream { Ok(()) } else { inner.flush_qp() };
+            }
+            _ => return Err(Errno::INVAL),
         };
-        let connection = Arc::clone(connection);
         // The end of the connection has been reported, or will be.
         let was_told = state.is_over && state.is_sync && state.waiting(inner) == 0;
         drop(state);
-        // SAFETY: as the caller promises.
-        match unsafe { qp::own(public.qp) } {
-            Ok(qp) if device.transport() == Transport::InfiniBand => {
-                // Outstanding requests are flushed at once, whether the peer answers or not.
-                let flushed = QpAttributes::new().qp_state(QpState::Err);
-                qp.qp.modify(flushed).wait()?;
-                connection.end().on_done(|_| {});
-                inner.show_state(QpState::Err);
-            }
-            Ok(_) => {
-                connection.disconnect().on_done(|_| {});
-                inner.show_state(QpState::Err);
-            }
-            Err(_) => connection.end().on_done(|_| {}),
+        if is_stream && !public.qp.is_null() {
+            connection.disconnect().on_done(|_| {});
+            inner.show_state(QpState::Err);
+        } else {
+            // Outstanding requests are flushed at once, whether the peer answers or not.
+            inner.flush_qp()?;
+            connection.end().on_done(|_| {});
         }
         if was_told {
             return Ok(());

@@ -1,7 +1,6 @@
 //! The state of an identifier, and its events.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
@@ -12,8 +11,10 @@ use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
 };
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpEx, IbvQpInitAttr};
+use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::lock::lock;
+use polyverbs_libibverbs::qp;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::random;
 use verbs_api::qp::{QpAttributes, QpState};
@@ -53,9 +54,7 @@ pub struct State {
     pub reserved: Vec<(Arc<CmDevice>, DeviceListener)>,
     /// The peer's address.
     pub remote: Option<SocketAddr>,
-    /// Whether `rdma_resolve_route` was called.
-    pub has_route: bool,
-    /// Its role.
+    /// How far the program has come with it, and its role.
     pub part: Part,
     /// The queue pair that it connects.
     pub qp: Option<(Context, ObjectId)>,
@@ -69,8 +68,8 @@ pub struct State {
     pub steps: Option<[QpAttributes; 3]>,
     /// The attributes of queue pairs for the listener's requests.
     pub template: Option<Template>,
-    /// Groups that it has joined, and whether the queue pair is attached.
-    pub groups: HashMap<IpAddr, bool>,
+    /// Groups that it has joined, one of them perhaps several times, and whether the queue pair is attached by that.
+    pub groups: Vec<(IpAddr, bool)>,
 }
 
 impl State {
@@ -96,10 +95,16 @@ pub struct Template(pub IbvQpInitAttr, pub *mut IbvPd);
 // SAFETY: the pointers are the program's.
 unsafe impl Send for Template {}
 
-/// The role of an identifier.
+/// The state of an identifier, which decides on the calls that are allowed, as that of Linux's core does.
 pub enum Part {
-    /// None yet.
-    Nothing,
+    /// It was created.
+    Idle,
+    /// It has an address.
+    Bound,
+    /// `rdma_resolve_addr` has succeeded.
+    AddressResolved,
+    /// `rdma_resolve_route` has succeeded: the identifier may connect.
+    RouteResolved,
     /// A listener on one or several devices.
     Listening(Vec<DeviceListener>),
     /// A connection request.
@@ -114,6 +119,22 @@ pub enum Part {
     Connected(Arc<Connection>),
     /// A datagram service, or the peer of one.
     Datagrams,
+    /// A request that was refused or has failed: the identifier can only be destroyed.
+    Over,
+}
+
+impl Part {
+    /// Whether the identifier has asked for something, or is asked.
+    pub const fn has_request(&self) -> bool {
+        !matches!(
+            self,
+            Self::Idle
+                | Self::Bound
+                | Self::AddressResolved
+                | Self::RouteResolved
+                | Self::Listening(_)
+        )
+    }
 }
 
 /// A listener on one device.
@@ -194,15 +215,14 @@ impl Inner {
                 port: None,
                 reserved: Vec::new(),
                 remote: None,
-                has_route: false,
-                part: Part::Nothing,
+                part: Part::Idle,
                 is_over: false,
                 options: Options::default(),
                 psn: some_psn(),
                 steps: None,
                 qp: None,
                 template: None,
-                groups: HashMap::new(),
+                groups: Vec::new(),
             }),
         })
     }
@@ -264,6 +284,23 @@ impl Inner {
             // SAFETY: live, as was seen.
             unsafe { (*public.qp).state = state as c_int };
         }
+    }
+
+    /// Flushes the identifier's own queue pair, if it has one: requests complete, in order.
+    ///
+    /// # Errors
+    /// The device was removed.
+    pub fn flush_qp(&self) -> Result<(), Errno> {
+        // SAFETY: as in `show_state`.
+        let shown = unsafe { self.public().as_ref() }.map_or(ptr::null_mut(), |public| public.qp);
+        // SAFETY: the program does not destroy the queue pair while it calls.
+        if let Ok(own) = unsafe { qp::own(shown) } {
+            own.qp
+                .modify(QpAttributes::new().qp_state(QpState::Err))
+                .wait()?;
+            self.show_state(QpState::Err);
+        }
+        Ok(())
     }
 
     /// The connection of a queue pair has ended.
