@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use polyverbs_connection::ib::private;
 use polyverbs_connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, DatagramService, ReadLimits, Refusal,
-    flush,
+    Accepted, ConnectError, Connection, ConnectionOptions, DatagramService, ReadLimits, flush,
 };
 use polyverbs_libibverbs::abi::IbvQpAttr;
 use polyverbs_libibverbs::context;
@@ -418,7 +417,7 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
                 ConnectError::Refused {
                     reason,
                     private_data,
-                } => (sidr_status(reason), private_data),
+                } => (reason.sidr_status().into(), private_data),
                 error => (-errno::of(&error).0, Vec::new()),
             };
             let data = Data::Datagrams {
@@ -429,15 +428,6 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
             };
             this.post(event::UNREACHABLE, status, data);
         }
-    }
-}
-
-// The status of the answer that has refused a question (`enum ib_cm_sidr_status`).
-const fn sidr_status(reason: Refusal) -> c_int {
-    match reason {
-        Refusal::NoListener => 1,
-        Refusal::BacklogFull => 3,
-        _ => 2,
     }
 }
 
