@@ -71,8 +71,8 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// Ports below this one are privileged.
 const PRIVILEGED: u16 = 1024;
 
-// Whether this process may not take a port because it is privileged, which the system decides for its sockets.
-fn is_forbidden(at: SocketAddr) -> bool {
+/// Whether this process may not take a port because it is privileged, which the system decides for its sockets.
+pub(crate) fn is_forbidden(at: SocketAddr) -> bool {
     let everywhere = match at {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

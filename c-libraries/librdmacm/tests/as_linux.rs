@@ -11,13 +11,14 @@ use std::{ptr, thread};
 use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, qp_type};
 use polyverbs_libibverbs::qp as verbs_qp;
 use polyverbs_librdmacm::abi::{RdmaCmId, RdmaConnParam, RdmaEventChannel, event, port_space};
+use polyverbs_librdmacm::rsocket::calls;
 use polyverbs_librdmacm::{bind, channel, connect, endpoint, id, multicast, options, qp, resolve};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use verbs_api::qp::QpState;
 
 use cm::{
-    asking, call, create_qp, fetch, is_empty, listening, new_id, next, private_data, qp_state,
-    queue_pair, refused, resolved, sockaddr, zeroed,
+    asking, call, create_qp, destroy_all, fetch, is_empty, listening, new_id, next, private_data,
+    qp_state, queue_pair, refused, resolved, sockaddr, zeroed,
 };
 
 const DEVICES: &str = r#"
@@ -44,12 +45,6 @@ fn configure() {
 fn on_each(test: impl Fn(&str)) {
     configure();
     [ROCE, IWARP].into_iter().for_each(test);
-}
-
-fn destroy_all(ids: impl IntoIterator<Item = *mut RdmaCmId>) {
-    for id in ids {
-        call!(endpoint::destroy(id));
-    }
 }
 
 /// What `rdma_bind_addr` answers.
@@ -270,15 +265,20 @@ fn a_privileged_port_needs_the_right_to_it() {
     own.effective.remove(CapabilitySet::NET_BIND_SERVICE);
     set_capabilities(None, own).unwrap();
     let system = TcpListener::bind((IWARP, 1021)).map(drop);
+    let is_as_system = |bound| match &system {
+        Ok(()) => assert_eq!(bound, 0),
+        Err(error) => refused(bound, error.raw_os_error().unwrap()),
+    };
     let channel = channel::create();
     for ip in [ROCE, IWARP, "0.0.0.0"] {
+        let to = format!("{ip}:1021");
         let id = new_id(channel, port_space::TCP);
-        let bound = bind(id, &format!("{ip}:1021"));
-        match &system {
-            Ok(()) => assert_eq!(bound, 0),
-            Err(error) => refused(bound, error.raw_os_error().unwrap()),
-        }
+        is_as_system(bind(id, &to));
         assert_eq!(call!(id::destroy(id)), 0);
+        let socket = calls::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let (at, length) = (sockaddr(&to), size_of::<libc::sockaddr_in>() as u32);
+        is_as_system(call!(calls::bind(socket, (&raw const at).cast(), length)));
+        assert_eq!(calls::close(socket), 0);
     }
     call!(channel::destroy(channel));
 }
