@@ -125,6 +125,7 @@ interpose! { "mmap64" => kept::mmap }
 interpose! { "mremap" => kept::mremap }
 interpose! { "munmap" => kept::munmap }
 interpose! { "realloc" => kept::realloc }
+interpose! { "shmat" => kept::shmat }
 interpose! { "shmdt" => kept::shmdt }
 #[cfg(target_arch = "x86_64")]
 interpose! { "sigaction" => signals::sigaction }

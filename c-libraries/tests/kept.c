@@ -135,7 +135,7 @@ static void access_to_replaced_memory(void)
 {
 	char *at = pages(NULL, 0), *other = pages(NULL, 0);
 	off_t offset = map(at);
-	int file = memfd_create("shared", 0);
+	int file = memfd_create("shared", 0), segment;
 
 	MUST(pages(at, MAP_FIXED) == at);
 	write_by_peer(offset);
@@ -147,6 +147,14 @@ static void access_to_replaced_memory(void)
 	write_by_peer(offset);
 	MUST(at[0] == 0);
 	MUST(riounmap(server, at, LENGTH) == 0 && is_mapped(at));
+
+	at = pages(NULL, 0);
+	offset = map(at);
+	segment = shmget(IPC_PRIVATE, LENGTH, 0600);
+	MUST(segment >= 0 && shmat(segment, at, SHM_REMAP) == at && shmctl(segment, IPC_RMID, NULL) == 0);
+	write_by_peer(offset);
+	MUST(at[0] == 0);
+	MUST(riounmap(server, at, LENGTH) == 0 && is_mapped(at) && shmdt(at) == 0);
 
 	MUST(ftruncate(file, LENGTH) == 0);
 	at = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

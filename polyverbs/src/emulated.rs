@@ -14,7 +14,7 @@ pub use polyverbs_io::OctetCapture;
 pub use polyverbs_io::emulated::{
     ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kind, kinds,
 };
-pub use polyverbs_io::fork::{Unshared, is_own_descriptor};
+pub use polyverbs_io::fork::{Unshared, is_own_descriptor, without_own_descriptors};
 pub use polyverbs_io::{Name, Presence, Witness, has_descriptors};
 pub use polyverbs_sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 pub use polyverbs_sim::{SimulationError, VirtualClock};

@@ -10,7 +10,7 @@
 use std::ffi::{c_int, c_uint};
 use std::mem;
 
-use polyverbs::emulated::is_own_descriptor;
+use polyverbs::emulated::{is_own_descriptor, without_own_descriptors};
 
 use crate::errno::Errno;
 use crate::kept::Next;
@@ -65,23 +65,11 @@ fn system_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
 }
 
-/// Interposes `close_range`: closes the ranges between the descriptors of the library.
+/// `close_range`: the parts between the descriptors of the library.
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const HIGHEST: c_uint = 65_535;
-    let mut next = first;
-    for own in first..=last.min(HIGHEST) {
-        if !is_own_descriptor(own as c_int) {
-            continue;
-        }
-        if next < own && system_close_range(next, own - 1, flags) != 0 {
-            return -1;
-        }
-        next = own + 1;
-    }
-    match next <= last || last < first {
-        true => system_close_range(next, last, flags),
-        false => 0,
-    }
+    let parts = without_own_descriptors(first..=last);
+    let mut answers = parts.map(|part| system_close_range(*part.start(), *part.end(), flags));
+    answers.find(|answer| *answer != 0).unwrap_or(0)
 }
 
 /// Interposes `closefrom`, by [`close_range`].

@@ -337,6 +337,27 @@ pub unsafe extern "C" fn mmap(
     }
 }
 
+/// `shmat`, which maps over other memory with `SHM_REMAP`.
+pub unsafe extern "C" fn shmat(segment: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+    let is_rounded = flags & libc::SHM_RND != 0;
+    let start = at.map_addr(|at| if is_rounded { at - at % page() } else { at });
+    if flags & libc::SHM_REMAP != 0 && !has_way(start.cast_mut(), bytes_of(segment)) {
+        return libc::MAP_FAILED;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { libc::syscall(libc::SYS_shmat, segment, at, flags) as *mut c_void }
+}
+
+// Bytes of a segment of System V's shared memory; 0 where there is none, which cannot be mapped.
+fn bytes_of(segment: c_int) -> usize {
+    let mut about = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
+    // SAFETY: there is room for the answer, and zero is a value of it.
+    unsafe {
+        libc::shmctl(segment, libc::IPC_STAT, about.as_mut_ptr());
+        about.assume_init().shm_segsz
+    }
+}
+
 /// The smallest length in bytes of freed memory that is compared with the MRs.
 const LARGE: usize = 4096;
 

@@ -11,7 +11,7 @@ pub use polyverbs_abi::address::{length, none, write};
 /// Reads the address at a program's pointer.
 ///
 /// # Errors
-/// The pointer is null, or the address is neither IPv4 nor IPv6.
+/// The pointer is null, or the address is neither IPv4 nor IPv6, which rdma-core's library refuses alike.
 ///
 /// # Safety
 /// The pointer is null, or an address of its family's length is readable there.
@@ -26,5 +26,5 @@ pub unsafe fn read(address: *const libc::sockaddr) -> Result<SocketAddr, Errno> 
         libc::AF_INET6 => copied.v6 = unsafe { *address.cast() },
         _ => {}
     }
-    polyverbs_abi::address::read(&copied).ok_or(Errno(libc::EAFNOSUPPORT))
+    polyverbs_abi::address::read(&copied).ok_or(Errno::INVAL)
 }

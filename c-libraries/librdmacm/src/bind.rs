@@ -24,7 +24,7 @@ use crate::state::{Data, DeviceListener, Inner, Part};
 /// The identifier is bound already, no device has the address, or another identifier of this process has the port.
 pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
     let mut state = own.inner.lock();
-    if state.local.is_some() || !matches!(state.part, Part::Nothing) {
+    if !matches!(state.part, Part::Idle) {
         return Err(Errno::INVAL);
     }
     state.has_assigned_port = local.port() == 0;
@@ -40,8 +40,10 @@ pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Re
     let is_nowhere = local.ip().is_unspecified()
         || may_be_nowhere && !device::is_at(local.ip(), id::service(public));
     let bound = bind_at(public, own, local, is_nowhere);
-    if bound.is_err() {
-        own.inner.lock().port = None;
+    let mut state = own.inner.lock();
+    match bound {
+        Ok(()) => state.part = Part::Bound,
+        Err(_) => state.port = None,
     }
     bound
 }
@@ -58,7 +60,7 @@ fn bind_at(
             // The port is listened on already: qperf sends its peers the port before it calls `rdma_listen`, and a peer
             // that connects in between has to wait and not be refused. If there is no device to listen on, only
             // `rdma_listen` fails.
-            let reserved = listeners_at(public, own, local, 0).unwrap_or_default();
+            let reserved = listeners_at(public, own, local).unwrap_or_default();
             own.inner.lock().reserved = reserved;
         }
         return Ok(());
@@ -90,24 +92,25 @@ pub unsafe extern "C-unwind" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::so
 ///
 /// # Safety
 /// The identifier is not destroyed during the call.
-pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, _backlog: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
-        if own.inner.lock().local.is_none() {
+        let is_idle = matches!(own.inner.lock().part, Part::Idle);
+        if is_idle {
             bind_to(public, own, SocketAddr::from(([0, 0, 0, 0], 0)))?;
         }
-        let state = own.inner.lock();
-        let Some(local) = state.local else {
+        let mut state = own.inner.lock();
+        let (Part::Bound, Some(local)) = (&state.part, state.local) else {
             return Err(Errno::INVAL);
         };
-        if !matches!(state.part, Part::Nothing) || state.remote.is_some() {
-            return Err(Errno::INVAL);
+        if let Some(port) = &state.port {
+            port.make_exclusive()?;
         }
+        state.options.sharing.reuses_address = false;
+        let mut listeners = std::mem::take(&mut state.reserved);
         drop(state);
-        let mut listeners = std::mem::take(&mut own.inner.lock().reserved);
         if listeners.is_empty() {
-            let backlog = usize::try_from(backlog).unwrap_or_default();
-            listeners = listeners_at(public, own, local, backlog)?;
+            listeners = listeners_at(public, own, local)?;
         }
         own.inner.lock().part = Part::Listening(
             listeners
@@ -125,6 +128,10 @@ pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_i
         Ok(())
     }))
 }
+
+// How many requests wait at most, whatever backlog the program names: the most that Linux allows. Linux does not answer a request
+// beyond a shorter backlog, so that the peer repeats it; this connection manager would refuse it.
+const BACKLOG: usize = 1024;
 
 // The number of other ports that are tried if an assigned port is in use.
 const MORE_PORTS: usize = 8;
@@ -166,7 +173,6 @@ fn listeners_at(
     public: &mut RdmaCmId,
     own: &Own,
     local: SocketAddr,
-    backlog: usize,
 ) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, Errno> {
     let service = id::service(public);
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
@@ -175,9 +181,7 @@ fn listeners_at(
     let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
     devices.retain(|device| takes_both || same_family(device));
-    let listeners = at_free_port(public, own, |port| {
-        self::listeners(&devices, service, port, backlog)
-    });
+    let listeners = at_free_port(public, own, |port| self::listeners(&devices, service, port));
     let listeners = listeners.map_err(|error| errno::of(&error))?;
     // If no device has an address of the family, listening at the wildcard address succeeds without effect, as with the
     // kernel.
@@ -191,17 +195,16 @@ fn listeners(
     devices: &[Arc<CmDevice>],
     service: Service,
     port: u16,
-    backlog: usize,
 ) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, ConnectError> {
     let at = |device: &Arc<CmDevice>| SocketAddr::new(device.address(), port);
     let listener = |device: &Arc<CmDevice>| -> Result<DeviceListener, ConnectError> {
         match service {
             Service::Connections => {
-                let listener = device.connector.listen(at(device), backlog)?;
+                let listener = device.connector.listen(at(device), BACKLOG)?;
                 Ok(DeviceListener::Connections(Arc::new(listener)))
             }
             Service::Datagrams => {
-                let listener = device.connector.listen_datagrams(at(device), backlog)?;
+                let listener = device.connector.listen_datagrams(at(device), BACKLOG)?;
                 Ok(DeviceListener::Datagrams(Arc::new(listener)))
             }
         }

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use polyverbs_connection::ib::private;
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, DatagramService, ReadLimits, flush,
 };
@@ -45,7 +46,7 @@ impl ConnParams {
         const AS_MANY_AS_THERE_ARE: u8 = u8::MAX;
         // SAFETY: as the caller promises.
         let Some(param) = (unsafe { param.as_ref() }) else {
-            if public.qp.is_null() {
+            if public.qp.is_null() && id::service(public) == Service::Connections {
                 return Err(Errno::INVAL);
             }
             return Ok(Self {
@@ -55,7 +56,7 @@ impl ConnParams {
                     outbound: AS_MANY_AS_THERE_ARE,
                 },
                 retry_count: 7,
-                rnr_retry_count: 7,
+                rnr_retry_count: FOREVER,
                 qp_num: 0,
             });
         };
@@ -70,13 +71,13 @@ impl ConnParams {
         }
         Ok(Self {
             // SAFETY: as the caller promises.
-            private_data: unsafe { said(param.private_data, param.private_data_len) }?,
+            private_data: unsafe { said(param.private_data, param.private_data_len) },
             reads: ReadLimits {
                 inbound: param.responder_resources,
                 outbound: param.initiator_depth,
             },
-            retry_count: param.retry_count & 7,
-            rnr_retry_count: param.rnr_retry_count & 7,
+            retry_count: param.retry_count.min(7),
+            rnr_retry_count: param.rnr_retry_count.min(7),
             qp_num: param.qp_num,
         })
     }
@@ -85,6 +86,9 @@ impl ConnParams {
         let mut path_options = path_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
+        if self.rnr_retry_count != FOREVER {
+            path_options = path_options.min_rnr_timer(LONGEST_RNR_TIMER);
+        }
         // The access that the program has granted when it modified its own QP to INIT.
         if named.is_programs
             && let Ok(now) = named.qp.query()
@@ -93,6 +97,7 @@ impl ConnParams {
         }
         let options = ConnectionOptions::new()
             .path(path_options)
+            .retries_as_asked()
             .reads(self.reads.inbound, self.reads.outbound)
             .private_data(&self.private_data);
         match named.is_programs && device.transport() == Transport::InfiniBand {
@@ -104,6 +109,13 @@ impl ConnParams {
 
 // The ACK timeout of connections, 0.27 s in the encoding of verbs: a busy peer is not taken for a dead one.
 const ACK_TIMEOUT: u8 = 16;
+
+// As an RNR retry count, without limit.
+const FOREVER: u8 = 7;
+
+// 655 ms, as Linux's connection manager sets it: a peer that retries a few times waits as long as there. One that retries
+// without limit is spared the wait.
+const LONGEST_RNR_TIMER: u8 = 0;
 
 // The access that Linux's connection manager grants to peers without asking the program.
 const RIGHTS: Access = Access::REMOTE_WRITE
@@ -117,15 +129,12 @@ fn path_options(state: &State) -> PathOptions {
         .timeout(state.options.ack_timeout.unwrap_or(ACK_TIMEOUT))
 }
 
-unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno> {
-    if length == 0 {
-        return Ok(Vec::new());
-    }
+unsafe fn said(private_data: *const c_void, length: u8) -> Vec<u8> {
     if private_data.is_null() {
-        return Err(Errno::INVAL);
+        return Vec::new();
     }
     // SAFETY: so many bytes are readable, as the caller promises.
-    Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
+    unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec()
 }
 
 /// The QP to connect: that of the identifier, or one that the program names by its number.
@@ -161,12 +170,11 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let state = own.inner.lock();
-        let (Some(device), Some(to)) = (state.device.clone(), state.remote) else {
+        let (Part::RouteResolved, Some(device), Some(to)) =
+            (&state.part, state.device.clone(), state.remote)
+        else {
             return Err(Errno::INVAL);
         };
-        if !state.has_route || !matches!(state.part, Part::Nothing) {
-            return Err(Errno::INVAL);
-        }
         drop(state);
         // SAFETY: as the caller promises.
         let wanted = unsafe { ConnParams::read(param, public, &device) }?;
@@ -199,7 +207,7 @@ fn refused_at_once(inner: &Arc<Inner>, error: &ConnectError) -> Option<Errno> {
             | ConnectError::Verb(_)
     );
     is_argument.then(|| {
-        inner.lock().part = Part::Nothing;
+        inner.lock().part = Part::RouteResolved;
         errno::of(error)
     })
 }
@@ -286,7 +294,7 @@ fn established(
 // its first message. Linux takes a connection for established once it has the reply, and some servers exit on any other
 // event.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
-    this.lock().part = Part::Nothing;
+    this.lock().part = Part::Over;
     flush_stream(this);
     this.post(event::ESTABLISHED, 0, data);
     this.end();
@@ -345,6 +353,10 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
             };
             (event::REJECTED, status, private_data.clone())
         }
+        // The stream has ended before the reply.
+        ConnectError::Aborted if transport == Transport::Iwarp => {
+            (event::REJECTED, -libc::ECONNRESET, Vec::new())
+        }
         ConnectError::TimedOut | ConnectError::Unreachable(_) | ConnectError::Unsent(_) => {
             (event::UNREACHABLE, -errno::of(error).0, Vec::new())
         }
@@ -358,7 +370,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
         },
         qp_num: 0,
     };
-    this.lock().part = Part::Nothing;
+    this.lock().part = Part::Over;
     this.post(event, status, data);
 }
 
@@ -392,7 +404,6 @@ fn ask(
 }
 
 fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, ConnectError>) {
-    const NO_QUEUE_PAIR: c_int = 2;
     match answer {
         Ok(service) => {
             this.lock().part = Part::Datagrams;
@@ -405,12 +416,21 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
             this.post(event::ESTABLISHED, 0, data);
         }
         Err(error) => {
-            this.lock().part = Part::Nothing;
-            let status = match error {
-                ConnectError::Refused { .. } => NO_QUEUE_PAIR,
-                error => -errno::of(&error).0,
+            this.lock().part = Part::Over;
+            let (status, private_data) = match error {
+                ConnectError::Refused {
+                    reason,
+                    private_data,
+                } => (reason.sidr_status().into(), private_data),
+                error => (-errno::of(&error).0, Vec::new()),
             };
-            this.post(event::UNREACHABLE, status, Data::None);
+            let data = Data::Datagrams {
+                private_data,
+                ah_attr: events::no_path(),
+                qp_num: 0,
+                qkey: 0,
+            };
+            this.post(event::UNREACHABLE, status, data);
         }
     }
 }
@@ -438,7 +458,7 @@ pub unsafe extern "C-unwind" fn establish(id: *mut RdmaCmId) -> c_int {
                 Ok(())
             }
             Err(error) => {
-                inner.lock().part = Part::Nothing;
+                inner.lock().part = Part::Over;
                 Err(errno::of(&error))
             }
         }
@@ -459,13 +479,6 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
         if !matches!(inner.lock().part, Part::Asked(_) | Part::Questioned(_)) {
             return Err(Errno::INVAL);
         }
-        let room = match id::service(public) {
-            Service::Datagrams => polyverbs_connection::ib::private::SIDR_REP,
-            Service::Connections => usize::MAX,
-        };
-        if wanted.private_data.len() > room {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: as the caller promises.
         let named = unsafe { ConnectingQp::of(public, wanted.qp_num) }?;
         let mut state = inner.lock();
@@ -474,7 +487,10 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                 state.part = Part::Datagrams;
                 drop(state);
                 let answered = question.answer(&named.qp, &wanted.private_data);
-                answered.map_err(|error| errno::of(&error))
+                answered.map_err(|error| {
+                    inner.lock().part = Part::Over;
+                    errno::of(&error)
+                })
             }
             Part::Asked(incoming) => {
                 let options = wanted.options(&state, &named, &device);
@@ -493,7 +509,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                     }
                 };
                 if let Err(error) = incoming.accept_then(&named.qp, options, then) {
-                    inner.lock().part = Part::Nothing;
+                    inner.lock().part = Part::Over;
                     return Err(errno::of(&error));
                 }
                 // SAFETY: as the caller promises.
@@ -517,19 +533,20 @@ pub unsafe extern "C-unwind" fn reject(
     length: u8,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    done(unsafe { id::own(id) }.and_then(|(_, own)| {
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.
-        let private_data = unsafe { said(private_data, length) }?;
+        let private_data = unsafe { said(private_data, length) };
         let mut state = own.inner.lock();
-        let most = polyverbs_connection::ib::private::REJ;
-        let is_streams = state
-            .device
-            .as_ref()
-            .is_some_and(|device| device.transport() == Transport::Iwarp);
-        if private_data.len() > most && !is_streams {
+        let transport = state.device.as_ref().map(|device| device.transport());
+        let most = match (transport, id::service(public)) {
+            (Some(Transport::Iwarp), _) => usize::MAX,
+            (_, Service::Connections) => private::REJ,
+            (_, Service::Datagrams) => private::SIDR_REP,
+        };
+        if private_data.len() > most {
             return Err(Errno::INVAL);
         }
-        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let part = std::mem::replace(&mut state.part, Part::Over);
         let rejected = match part {
             Part::Asked(incoming) => {
                 drop(state);
@@ -563,27 +580,26 @@ pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
         let inner = &own.inner;
         let state = inner.lock();
         let device = state.device.clone().ok_or(Errno::INVAL)?;
-        let Part::Connected(connection) = &state.part else {
-            return Err(Errno::INVAL);
+        let is_stream = device.transport() == Transport::Iwarp;
+        let connection = match &state.part {
+            Part::Connected(connection) => Arc::clone(connection),
+            // The call succeeds where nothing is connected, as with the kernel.
+            part if part.has_request() => {
+                drop(state);
+                return if is_stream { Ok(()) } else { inner.flush_qp() };
+            }
+            _ => return Err(Errno::INVAL),
         };
-        let connection = Arc::clone(connection);
         // Whether the program has fetched the end of the connection already, so that no further event comes.
         let was_told = state.is_over && state.is_sync && state.waiting(inner) == 0;
         drop(state);
-        // SAFETY: as the caller promises.
-        match unsafe { qp::own(public.qp) } {
-            Ok(qp) if device.transport() == Transport::InfiniBand => {
-                // Outstanding work requests are flushed at once, whether the peer answers or not.
-                let flushed = QpAttributes::new().qp_state(QpState::Err);
-                qp.qp.modify(flushed).wait()?;
-                connection.end().on_done(|_| {});
-                inner.show_state(QpState::Err);
-            }
-            Ok(_) => {
-                connection.disconnect().on_done(|_| {});
-                inner.show_state(QpState::Err);
-            }
-            Err(_) => connection.end().on_done(|_| {}),
+        if is_stream && !public.qp.is_null() {
+            connection.disconnect().on_done(|_| {});
+            inner.show_state(QpState::Err);
+        } else {
+            // Outstanding requests are flushed at once, whether the peer answers or not.
+            inner.flush_qp()?;
+            connection.end().on_done(|_| {});
         }
         if was_told {
             return Ok(());
@@ -654,7 +670,8 @@ fn steps(state: &State) -> Result<[QpAttributes; 3], Errno> {
         return Err(Errno::INVAL);
     };
     let options = ConnectionOptions::new()
-        .path(path_options(state))
+        .path(path_options(state).min_rnr_timer(LONGEST_RNR_TIMER))
+        .retries_as_asked()
         .brought_up_by_program(state.psn);
     let steps = incoming.steps(&options);
     steps.map_err(|error| errno::of(&error))

@@ -154,11 +154,20 @@ fn without_device(mut address: SocketAddr) -> Errno {
     if is_at(address.ip(), Service::Connections) {
         return Errno::OPNOTSUPP;
     }
+    // The system's sockets take it for IPv4; no interface has it.
+    if is_mapped(address.ip()) {
+        return Errno(libc::EADDRNOTAVAIL);
+    }
     address.set_port(0);
     match udp_at(address, false) {
         Ok(_) => Errno(libc::ENODEV),
         Err(error) => Errno(error.raw_os_error()),
     }
+}
+
+// Whether an address of IPv6 stands for one of IPv4.
+fn is_mapped(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some())
 }
 
 /// A nonblocking UDP socket of the system. It is created by a system call, because librspreload replaces `socket` by a
@@ -215,6 +224,9 @@ pub(crate) fn those_that_open<L, D>(
 /// # Errors
 /// There is no route.
 pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
+    if is_mapped(to.ip()) {
+        return Err(Errno(libc::ENETUNREACH));
+    }
     let mut there = to;
     // The system accepts no destination with port 0.
     there.set_port(to.port().max(1));
@@ -228,25 +240,24 @@ pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
     Ok(from)
 }
 
-/// Opens the device at the source address of the system's route to a destination.
+/// The source address of the route to a destination for this service, with the destination's scope. Groups are not routed: the way
+/// to one begins at the first device, unless the route to it begins at another.
 ///
 /// # Errors
-/// There is no route, or no device at its source address.
-pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    let source = source_towards(to).map(|from| {
-        let mut source = to;
-        source.set_ip(from);
-        source
-    });
-    match source.and_then(|source| at(source, service)) {
-        // There may be no route to a multicast group.
-        Err(_) if to.ip().is_multicast() => {
+/// There is no route.
+pub fn source_for(to: SocketAddr, service: Service) -> Result<SocketAddr, Errno> {
+    let routed = source_towards(to);
+    let mut source = to;
+    source.set_ip(match routed {
+        Ok(from) if is_at(from, service) => from,
+        routed if to.ip().is_multicast() => {
             let same = |listed: &&ListedDevice| listed.address().is_ipv4() == to.is_ipv4();
             let first = fitting(None, service).find(same);
-            open(first.ok_or(Errno(libc::ENODEV))?)
+            first.map_or(routed, |first| Ok(first.address()))?
         }
-        found => found,
-    }
+        routed => routed?,
+    });
+    Ok(source)
 }
 
 /// Implements `rdma_get_devices`: returns a null-terminated list of open devices, or null if there are none.

@@ -117,8 +117,11 @@ fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
             public.param.ud.private_data = context;
         }
     }
-    if event == event::ESTABLISHED {
-        of.show_state(QpState::Rts);
+    match event {
+        event::ESTABLISHED => of.show_state(QpState::Rts),
+        // As rdma-core's library does. A queue pair of a removed device has nothing to flush.
+        event::REJECTED => _ = of.flush_qp(),
+        _ => {}
     }
     Ok(channel::make_event(of, public, private_data.into()))
 }
@@ -128,7 +131,7 @@ const fn no_param() -> RdmaParam {
     unsafe { std::mem::zeroed() }
 }
 
-const fn no_path() -> IbvAhAttr {
+pub(crate) const fn no_path() -> IbvAhAttr {
     IbvAhAttr {
         grh: IbvGlobalRoute {
             dgid: IbvGid { raw: [0; 16] },

@@ -22,11 +22,14 @@ pub fn gid(ip: IpAddr) -> Gid {
     }
 }
 
-/// Attaches the QP of an identifier to a group.
+/// Attaches the queue pair to a group, unless it is attached.
 ///
 /// # Errors
 /// The identifier has no QP, or the device has no room for another attachment.
-pub fn attach(public: &RdmaCmId, ip: IpAddr) -> Result<(), Errno> {
+pub fn attach(public: &RdmaCmId, inner: &Inner, ip: IpAddr) -> Result<(), Errno> {
+    if inner.lock().groups.contains(&(ip, true)) {
+        return Ok(());
+    }
     // SAFETY: the program does not destroy the queue pair while it calls.
     let own = unsafe { qp::own(public.qp) }?;
     own.qp.attach_multicast(gid(ip)).wait()?;

@@ -209,7 +209,7 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
         groups::detach_all(public, &inner);
         let mut state = inner.lock();
         state.is_destroyed = true;
-        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let part = std::mem::replace(&mut state.part, Part::Over);
         let reserved = std::mem::take(&mut state.reserved);
         state.port = None;
         let events = Arc::clone(&state.channel);
@@ -244,6 +244,9 @@ pub unsafe extern "C-unwind" fn migrate(
     // SAFETY: as the caller promises.
     done(unsafe { own(id) }.and_then(|(public, own)| {
         let is_sync = channel.is_null();
+        if is_sync && own.inner.lock().is_sync {
+            return Err(Errno::INVAL);
+        }
         let channel = if is_sync { channel::make()? } else { channel };
         // SAFETY: as the caller promises, or just made.
         let new = unsafe { channel::events(channel) }?;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::ids::LinkAddress;
@@ -11,7 +12,7 @@ use crate::abi::{RdmaCmId, RdmaCmJoinMcAttrEx, event};
 use crate::device::Service;
 use crate::errno::done;
 use crate::id::{self, Own};
-use crate::state::Data;
+use crate::state::{Data, Part, Queued};
 use crate::{address, events, groups};
 
 /// Implements `rdma_join_multicast`.
@@ -64,22 +65,28 @@ unsafe fn join_as(
 ) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let ip = unsafe { address::read(addr) }?.ip();
-    if public.verbs.is_null() || id::service(public) != Service::Datagrams || !ip.is_multicast() {
+    let state = own.inner.lock();
+    let is_in_time = matches!(state.part, Part::Bound | Part::AddressResolved);
+    let device = state.device.clone().filter(|_| is_in_time);
+    drop(state);
+    let device = device.ok_or(Errno::INVAL)?;
+    if id::service(public) != Service::Datagrams || !ip.is_multicast() {
         return Err(Errno::INVAL);
     }
-    if own.inner.lock().groups.contains_key(&ip) {
-        return Err(Errno(libc::EADDRINUSE));
-    }
-    let is_attached = is_full && !public.qp.is_null();
-    if is_attached {
-        groups::attach(public, ip)?;
-    }
-    own.inner.lock().groups.insert(ip, is_attached);
+    let attached = match is_full && !public.qp.is_null() {
+        true => groups::attach(public, &own.inner, ip).map(|()| true),
+        false => Ok(false),
+    };
+    // As with rdma-core, a queue pair that cannot be attached is reported by the event, and the group is joined.
+    let (event, status) = match attached {
+        Ok(_) => (event::MULTICAST_JOIN, 0),
+        Err(_) => (event::MULTICAST_ERROR, -1),
+    };
+    own.inner.lock().groups.push((ip, attached == Ok(true)));
     let path = AddressVector::new(LinkAddress::Ip(ip), groups::gid(ip), 1);
-    let device = own.inner.lock().device.clone().ok_or(Errno::INVAL)?;
     let ah_attr = device.path(&path);
-    let data = Data::Group { context, ah_attr };
-    own.inner.post(event::MULTICAST_JOIN, 0, data);
+    own.inner
+        .post(event, status, Data::Group { context, ah_attr });
     // SAFETY: as the caller promises.
     unsafe { events::complete(public, own) }
 }
@@ -93,10 +100,27 @@ pub unsafe extern "C-unwind" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockad
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.
         let ip = unsafe { address::read(addr) }?.ip();
-        let known = own.inner.lock().groups.remove(&ip);
-        let is_attached = known.ok_or(Errno(libc::EADDRNOTAVAIL))?;
-        if is_attached {
+        let mut state = own.inner.lock();
+        let joined = &mut state.groups;
+        let place = joined.iter().rposition(|(joined, _)| *joined == ip);
+        let left = joined.remove(place.ok_or(Errno(libc::EADDRNOTAVAIL))?);
+        let is_detached = left.1 && !joined.contains(&left);
+        let is_member = joined.iter().any(|(joined, _)| *joined == ip);
+        let channel = Arc::clone(&state.channel);
+        drop(state);
+        if is_detached {
             groups::detach(public, ip);
+        }
+        // Events of a group that the program has left are not delivered.
+        let group = groups::gid(ip).0;
+        let is_of_group = |queued: &Queued| match &queued.data {
+            Data::Group { ah_attr, .. } => {
+                !is_member && ah_attr.grh.dgid.raw == group && Arc::ptr_eq(&queued.of, &own.inner)
+            }
+            _ => false,
+        };
+        for queued in channel.take(is_of_group) {
+            queued.of.acknowledged();
         }
         Ok(())
     }))

@@ -3,13 +3,14 @@
 
 use std::ffi::{c_int, c_void};
 
-use polyverbs_libibverbs::abi::IbvEce;
+use polyverbs_libibverbs::abi::{IbvEce, qp_type};
 use polyverbs_libibverbs::errno::Errno;
+use verbs_api::Transport;
 
 use crate::abi::RdmaCmId;
 use crate::errno::done;
-use crate::id;
 use crate::state::Part;
+use crate::{id, resolve};
 
 const ID: c_int = 0;
 const IB: c_int = 1;
@@ -20,6 +21,11 @@ const ALONE_IN_FAMILY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 
 const PATH: c_int = 1;
+
+/// A path as programs set it (`struct ibv_path_data`): its uses, a reserved word, and a path record.
+type PathData = [u32; 18];
+/// The uses that the connection manager needs: management datagrams, the primary path, and both directions.
+const USES: u32 = 0x2b;
 
 /// Implements `rdma_set_option`.
 ///
@@ -33,9 +39,9 @@ pub unsafe extern "C-unwind" fn set(
     length: usize,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    done(unsafe { id::own(id) }.and_then(|(_, own)| {
-        if value.is_null() {
-            return Err(Errno::INVAL);
+    done(unsafe { id::own(id) }.and_then(|(public, own)| {
+        if value.is_null() && length > 0 {
+            return Err(Errno(libc::EFAULT));
         }
         let number = || {
             if length != size_of::<c_int>() {
@@ -51,24 +57,62 @@ pub unsafe extern "C-unwind" fn set(
             // SAFETY: as above.
             Ok(unsafe { value.cast::<u8>().read() })
         };
+        // SAFETY: as above.
+        let has_path = || unsafe { has_path(value, length) };
         let mut state = own.inner.lock();
         match (level, name) {
             (ID, TOS) => state.options.tos = byte()?,
-            (ID, ALONE_IN_FAMILY) => state.options.sharing.is_alone_in_family = number()? != 0,
-            (ID, REUSE_ADDRESS) => state.options.sharing.reuses_address = number()? != 0,
+            (ID, ALONE_IN_FAMILY) => {
+                let is_alone = number()? != 0;
+                if !matches!(state.part, Part::Idle | Part::Bound) {
+                    return Err(Errno::INVAL);
+                }
+                state.options.sharing.is_alone_in_family = is_alone;
+            }
+            (ID, REUSE_ADDRESS) => {
+                let reuses = number()? != 0;
+                if matches!(state.part, Part::Listening(_))
+                    || !reuses && !matches!(state.part, Part::Idle)
+                {
+                    return Err(Errno::INVAL);
+                }
+                state.options.sharing.reuses_address = reuses;
+            }
             (ID, ACK_TIMEOUT) => {
-                state.options.ack_timeout = Some(byte().and_then(|code| match code {
-                    0..=31 => Ok(code),
-                    _ => Err(Errno::INVAL),
-                })?);
+                let code = byte()?;
+                let is_reliable = matches!(public.qp_type, qp_type::RC | qp_type::XRC_SEND);
+                if code > 31 || !is_reliable {
+                    return Err(Errno::INVAL);
+                }
+                state.options.ack_timeout = Some(code);
             }
             // The path that the program sets is not used; packets take the IP route.
-            (IB, PATH) if state.remote.is_some() => state.has_route = true,
+            (IB, PATH) if has_path() => {
+                drop(state);
+                return resolve::take_route(own);
+            }
             (IB, PATH) => return Err(Errno::INVAL),
             _ => return Err(Errno(libc::ENOSYS)),
         }
+        if let Some(port) = &state.port {
+            port.share(state.options.sharing);
+        }
         Ok(())
     }))
+}
+
+/// Whether whole paths are there, and one of them has the uses that the connection manager needs.
+///
+/// # Safety
+/// So many bytes are readable.
+unsafe fn has_path(value: *const c_void, length: usize) -> bool {
+    let count = length / size_of::<PathData>();
+    length.is_multiple_of(size_of::<PathData>())
+        && (0..count).any(|place| {
+            // SAFETY: as the caller promises.
+            let [uses, ..] = unsafe { value.cast::<PathData>().add(place).read_unaligned() };
+            uses == USES
+        })
 }
 
 /// Implements `rdma_notify`, by which a program reports early traffic. It has no effect, because the device has noticed the
@@ -81,8 +125,13 @@ pub unsafe extern "C-unwind" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(_, own)| {
         let state = own.inner.lock();
-        match state.part {
-            Part::Connected(_) | Part::Busy if event == COMMUNICATION_ESTABLISHED => Ok(()),
+        let transport = state.device.as_ref().map(|device| device.transport());
+        match (transport, &state.part) {
+            (Some(Transport::Iwarp), part) if part.has_request() => Ok(()),
+            (Some(_), Part::Busy) if event == COMMUNICATION_ESTABLISHED => Ok(()),
+            (Some(_), Part::Connected(_)) if event == COMMUNICATION_ESTABLISHED => {
+                Err(Errno(libc::EISCONN))
+            }
             _ => Err(Errno::INVAL),
         }
     }))

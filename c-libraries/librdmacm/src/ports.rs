@@ -1,13 +1,14 @@
 //! The ports of this process's identifiers. As with the kernel, an identifier keeps its port until it is destroyed.
 //! Conflicts with other processes are noticed only when it listens.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::provider::{Mutex, PerProcess, random};
 
-use crate::device::Service;
+use crate::device::{Service, udp_at};
 
 /// Which other identifiers an identifier may share its port with.
 #[derive(Clone, Copy, Default)]
@@ -19,9 +20,29 @@ pub struct Sharing {
 }
 
 struct Bound {
+    number: u64,
     service: Service,
     at: SocketAddr,
     sharing: Sharing,
+}
+
+impl Bound {
+    // Why this port and another identifier's cannot be taken at the same time.
+    fn conflict(&self, other: &Self) -> Option<Errno> {
+        let is_same = other.service == self.service && other.at.port() == self.at.port();
+        let is_shared = other.sharing.reuses_address && self.sharing.reuses_address;
+        // One of IPv4 is for IPv4 alone.
+        let is_alone = |of: &Self| of.at.is_ipv4() || of.sharing.is_alone_in_family;
+        let are_alone = is_alone(other) && is_alone(self);
+        let are_apart = are_alone && other.at.is_ipv4() != self.at.is_ipv4();
+        if other.number == self.number || !is_same || is_shared || are_apart {
+            return None;
+        }
+        if other.at.ip().is_unspecified() || self.at.ip().is_unspecified() {
+            return Some(Errno(libc::EADDRNOTAVAIL));
+        }
+        (other.at.ip() == self.at.ip()).then_some(Errno(libc::EADDRINUSE))
+    }
 }
 
 // The range of assigned ports. It is above the range that Linux assigns to connections, because a TCP listener may need the
@@ -44,9 +65,25 @@ fn some_ports() -> impl Iterator<Item = u16> {
 // those with another process.
 static BOUND: PerProcess<Mutex<Vec<Bound>>> = PerProcess::new(Mutex::default);
 
+// A child goes on from the number of its parent: the numbers of ports that it has inherited are none of its own.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Ports below this one are privileged.
+const PRIVILEGED: u16 = 1024;
+
+/// Whether this process may not take a port because it is privileged, which the system decides for its sockets.
+pub(crate) fn is_forbidden(at: SocketAddr) -> bool {
+    let everywhere = match at {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let bind = || udp_at(SocketAddr::new(everywhere, at.port()), true);
+    at.port() < PRIVILEGED && bind().is_err_and(|error| error == rustix::io::Errno::ACCESS)
+}
+
 /// A port that an identifier has; it becomes free when this is dropped.
 pub(crate) struct Port {
-    service: Service,
+    number: u64,
     at: SocketAddr,
 }
 
@@ -54,32 +91,52 @@ impl Port {
     /// Takes the port of `at` for an identifier. Two identifiers may share a port if both allow it.
     ///
     /// # Errors
-    /// Another identifier has the port, at this address; or one of the two is bound to a wildcard address.
+    /// Another identifier has it: at this address, or one of the two at any address. It is privileged, and the process may not
+    /// take it.
     pub(crate) fn take(service: Service, at: SocketAddr, sharing: Sharing) -> Result<Self, Errno> {
-        let mut bound = BOUND.lock();
-        let of_others = bound.iter().filter(|other| {
-            let is_same = other.service == service && other.at.port() == at.port();
-            let is_shared = other.sharing.reuses_address && sharing.reuses_address;
-            // An IPv4 identifier listens only for IPv4 connections.
-            let is_alone =
-                |at: SocketAddr, sharing: Sharing| at.is_ipv4() || sharing.is_alone_in_family;
-            let are_alone = is_alone(other.at, other.sharing) && is_alone(at, sharing);
-            is_same && !is_shared && !(are_alone && other.at.is_ipv4() != at.is_ipv4())
-        });
-        for other in of_others {
-            if other.at.ip().is_unspecified() || at.ip().is_unspecified() {
-                return Err(Errno(libc::EADDRNOTAVAIL));
-            }
-            if other.at.ip() == at.ip() {
-                return Err(Errno(libc::EADDRINUSE));
-            }
+        if is_forbidden(at) {
+            return Err(Errno(libc::EACCES));
         }
-        bound.push(Bound {
+        let one = Bound {
+            number: TAKEN.fetch_add(1, Ordering::Relaxed),
             service,
             at,
             sharing,
-        });
-        Ok(Self { service, at })
+        };
+        let number = one.number;
+        let mut bound = lock(&BOUND);
+        match bound.iter().find_map(|other| one.conflict(other)) {
+            Some(errno) => Err(errno),
+            None => {
+                bound.push(one);
+                Ok(Self { number, at })
+            }
+        }
+    }
+
+    /// The identifier's options have changed. Ports that are shared already stay so.
+    pub(crate) fn share(&self, sharing: Sharing) {
+        let mut bound = lock(&BOUND);
+        if let Some(own) = bound.iter_mut().find(|one| one.number == self.number) {
+            own.sharing = sharing;
+        }
+    }
+
+    /// Takes the port for this identifier alone: it is going to listen.
+    ///
+    /// # Errors
+    /// Another identifier shares it.
+    pub(crate) fn make_exclusive(&self) -> Result<(), Errno> {
+        let mut bound = lock(&BOUND);
+        let Some(place) = bound.iter().position(|one| one.number == self.number) else {
+            return Ok(());
+        };
+        let before = std::mem::replace(&mut bound[place].sharing.reuses_address, false);
+        let conflict = bound.iter().find_map(|other| bound[place].conflict(other));
+        conflict.map_or(Ok(()), |errno| {
+            bound[place].sharing.reuses_address = before;
+            Err(errno)
+        })
     }
 
     /// Takes a free port for an identifier; the port in `at` is ignored.
@@ -108,11 +165,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        let mut bound = BOUND.lock();
-        let is_this = |other: &Bound| other.service == self.service && other.at == self.at;
-        if let Some(place) = bound.iter().position(is_this) {
-            bound.swap_remove(place);
-        }
+        BOUND.lock().retain(|one| one.number != self.number);
     }
 }
 

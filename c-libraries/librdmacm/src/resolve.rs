@@ -3,10 +3,12 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
 
 use crate::abi::{RdmaCmId, event};
+use crate::device::CmDevice;
 use crate::errno::done;
 use crate::id::{self, Own};
 use crate::ports::some_port;
@@ -27,24 +29,26 @@ pub unsafe extern "C-unwind" fn resolve_addr(
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.
         let remote = unsafe { address::read(dst) }?;
+        let source = match src.is_null() {
+            true => None,
+            // SAFETY: as the caller promises.
+            false => Some(unsafe { address::read(src) }?),
+        };
         let mut state = own.inner.lock();
-        if state.remote.is_some() || !matches!(state.part, Part::Nothing) {
+        if !matches!(state.part, Part::Idle | Part::Bound) {
             return Err(Errno::INVAL);
         }
-        let is_bound = state.local.is_some();
+        let is_idle = matches!(state.part, Part::Idle);
         let reserved = std::mem::take(&mut state.reserved);
         drop(state);
         // An identifier that connects does not listen, so its listeners are dropped.
         drop(reserved);
-        if !is_bound && !src.is_null() {
-            // SAFETY: as the caller promises.
-            let local = unsafe { address::read(src) }?;
-            if local.is_ipv4() != remote.is_ipv4() {
-                return Err(Errno::INVAL);
-            }
-            bind::bind_to(public, own, local)?;
+        if let Some(source) = source.filter(|_| is_idle) {
+            bind::bind_to(public, own, source)?;
         }
-        let (event, status) = match resolve(public, own, remote) {
+        // Without a route the call fails; without a device the event says so.
+        let device = device_for(public, own, remote)?;
+        let (event, status) = match device.and_then(|device| reach(public, own, &device, remote)) {
             Ok(()) => (event::ADDR_RESOLVED, 0),
             Err(errno) => (event::ADDR_ERROR, -errno.0),
         };
@@ -54,33 +58,52 @@ pub unsafe extern "C-unwind" fn resolve_addr(
     }))
 }
 
-fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), Errno> {
+// The device from which a destination is reached, or why there is none.
+//
+// # Errors
+// There is no route; the identifier is bound to an address of another family.
+fn device_for(
+    public: &RdmaCmId,
+    own: &Own,
+    remote: SocketAddr,
+) -> Result<Result<Arc<CmDevice>, Errno>, Errno> {
+    let service = id::service(public);
     let state = own.inner.lock();
-    let (device, local) = (state.device.clone(), state.local);
+    let (known, local) = (state.device.clone(), state.local);
     drop(state);
-    let device = match device {
-        Some(device) => device,
-        None => {
-            let device = match local {
-                Some(local) if local.ip().is_loopback() => device::at(local, id::service(public)),
-                _ => device::towards(remote, id::service(public)),
-            }?;
-            let port = local.map_or_else(some_port, |local| local.port());
-            own.inner.lock().has_assigned_port |= local.is_none();
-            id::bound(
-                public,
-                own,
-                &device,
-                SocketAddr::new(device.address(), port),
-            )?;
-            device
-        }
-    };
-    if device.address().is_ipv4() != remote.is_ipv4() {
-        return Err(Errno(libc::ENETUNREACH));
+    if local.is_some_and(|local| local.is_ipv4() != remote.is_ipv4()) {
+        return Err(Errno::INVAL);
     }
-    id::towards(public, own, &device, remote);
-    own.inner.lock().remote = Some(remote);
+    Ok(match (known, local) {
+        (Some(device), _) => Ok(device),
+        (None, Some(local)) if local.ip().is_loopback() => device::at(local, service),
+        (None, _) => device::at(device::source_for(remote, service)?, service),
+    })
+}
+
+// The peer's address is resolved.
+fn reach(
+    public: &mut RdmaCmId,
+    own: &Own,
+    device: &Arc<CmDevice>,
+    mut remote: SocketAddr,
+) -> Result<(), Errno> {
+    let state = own.inner.lock();
+    let (is_at_device, local) = (state.device.is_some(), state.local);
+    drop(state);
+    if !is_at_device {
+        let port = local.map_or_else(some_port, |local| local.port());
+        own.inner.lock().has_assigned_port |= local.is_none();
+        let local = SocketAddr::new(device.address(), port);
+        id::bound(public, own, device, local)?;
+    }
+    // The wildcard address stands for this machine.
+    if remote.ip().is_unspecified() {
+        remote.set_ip(device.address());
+    }
+    id::towards(public, own, device, remote);
+    let mut state = own.inner.lock();
+    (state.remote, state.part) = (Some(remote), Part::AddressResolved);
     Ok(())
 }
 
@@ -91,14 +114,23 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
 pub unsafe extern "C-unwind" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
-        let mut state = own.inner.lock();
-        if state.remote.is_none() || !matches!(state.part, Part::Nothing) {
-            return Err(Errno::INVAL);
-        }
-        state.has_route = true;
-        drop(state);
-        own.inner.post(event::ROUTE_RESOLVED, 0, Data::None);
+        take_route(own)?;
         // SAFETY: as the caller promises.
         unsafe { events::complete(public, own) }
     }))
+}
+
+/// The route is that of the system: reports that it is resolved.
+///
+/// # Errors
+/// The peer's address is not resolved, or the route is.
+pub(crate) fn take_route(own: &Own) -> Result<(), Errno> {
+    let mut state = own.inner.lock();
+    if !matches!(state.part, Part::AddressResolved) {
+        return Err(Errno::INVAL);
+    }
+    state.part = Part::RouteResolved;
+    drop(state);
+    own.inner.post(event::ROUTE_RESOLVED, 0, Data::None);
+    Ok(())
 }

@@ -1,7 +1,6 @@
 //! The state of an identifier (`rdma_cm_id`), and its events.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
@@ -12,7 +11,9 @@ use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
 };
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpEx, IbvQpInitAttr};
+use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::events::Events;
+use polyverbs_libibverbs::qp;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{Condvar, Mutex, random};
 use verbs_api::qp::{QpAttributes, QpState};
@@ -52,9 +53,7 @@ pub struct State {
     pub reserved: Vec<(Arc<CmDevice>, DeviceListener)>,
     /// The peer's address and port; `None` if none was resolved.
     pub remote: Option<SocketAddr>,
-    /// Whether the program has called `rdma_resolve_route`.
-    pub has_route: bool,
-    /// The role of the identifier: a listener, one side of a connection, …
+    /// How far the program has come with it, and its role.
     pub part: Part,
     /// The context and ID of the QP that the identifier connects.
     pub qp: Option<(Context, ObjectId)>,
@@ -68,8 +67,8 @@ pub struct State {
     pub steps: Option<[QpAttributes; 3]>,
     /// For a listener: the attributes of QPs that are created for its requests.
     pub template: Option<Template>,
-    /// The multicast groups that the identifier has joined, and whether its QP is attached to each.
-    pub groups: HashMap<IpAddr, bool>,
+    /// Groups that it has joined, one of them perhaps several times, and whether the queue pair is attached by that.
+    pub groups: Vec<(IpAddr, bool)>,
 }
 
 impl State {
@@ -95,10 +94,16 @@ pub struct Template(pub IbvQpInitAttr, pub *mut IbvPd);
 // SAFETY: the pointers are the program's.
 unsafe impl Send for Template {}
 
-/// What an identifier is at the moment.
+/// The state of an identifier, which decides on the calls that are allowed, as that of Linux's core does.
 pub enum Part {
-    /// The identifier has no role yet.
-    Nothing,
+    /// It was created.
+    Idle,
+    /// It has an address.
+    Bound,
+    /// `rdma_resolve_addr` has succeeded.
+    AddressResolved,
+    /// `rdma_resolve_route` has succeeded: the identifier may connect.
+    RouteResolved,
     /// The identifier listens, on one or several devices.
     Listening(Vec<DeviceListener>),
     /// The identifier stands for a connection request that the program has not answered.
@@ -113,6 +118,22 @@ pub enum Part {
     Connected(Arc<Connection>),
     /// The identifier is a datagram service, or uses one.
     Datagrams,
+    /// A request that was refused or has failed: the identifier can only be destroyed.
+    Over,
+}
+
+impl Part {
+    /// Whether the identifier has asked for something, or is asked.
+    pub const fn has_request(&self) -> bool {
+        !matches!(
+            self,
+            Self::Idle
+                | Self::Bound
+                | Self::AddressResolved
+                | Self::RouteResolved
+                | Self::Listening(_)
+        )
+    }
 }
 
 /// A listener on one device, for either kind of service.
@@ -193,15 +214,14 @@ impl Inner {
                 port: None,
                 reserved: Vec::new(),
                 remote: None,
-                has_route: false,
-                part: Part::Nothing,
+                part: Part::Idle,
                 is_over: false,
                 options: Options::default(),
                 psn: some_psn(),
                 steps: None,
                 qp: None,
                 template: None,
-                groups: HashMap::new(),
+                groups: Vec::new(),
             }),
         })
     }
@@ -262,6 +282,23 @@ impl Inner {
             // SAFETY: live, as was seen.
             unsafe { (*public.qp).state = state as c_int };
         }
+    }
+
+    /// Flushes the identifier's own queue pair, if it has one: requests complete, in order.
+    ///
+    /// # Errors
+    /// The device was removed.
+    pub fn flush_qp(&self) -> Result<(), Errno> {
+        // SAFETY: as in `show_state`.
+        let shown = unsafe { self.public().as_ref() }.map_or(ptr::null_mut(), |public| public.qp);
+        // SAFETY: the program does not destroy the queue pair while it calls.
+        if let Ok(own) = unsafe { qp::own(shown) } {
+            own.qp
+                .modify(QpAttributes::new().qp_state(QpState::Err))
+                .wait()?;
+            self.show_state(QpState::Err);
+        }
+        Ok(())
     }
 
     /// Handles the end of the connection: reports it to the program, once.

@@ -20,8 +20,8 @@ use test_kit::waiting::{WatchedThread, until};
 use verbs_api::qp::QpState;
 
 use cm::{
-    asking, call, create_qp, fetch, is_empty, listening, next, private_data, qp_state, refused,
-    resolved, zeroed,
+    asking, call, create_qp, destroy_all, fetch, is_empty, listening, next, private_data, qp_state,
+    refused, resolved, zeroed,
 };
 
 const DEVICES: &str = r#"
@@ -94,12 +94,6 @@ fn waits_for(fetched: *mut RdmaCmEvent, made: impl FnOnce() -> c_int + Send) {
         assert_eq!(call!(channel::ack_event(fetched)), 0);
         assert_eq!(waiting.join().unwrap(), 0);
     });
-}
-
-fn destroy_all(ids: impl IntoIterator<Item = *mut RdmaCmId>) {
-    for id in ids {
-        call!(endpoint::destroy(id));
-    }
 }
 
 // covers 7.14 7.54 7.58 7.60

@@ -23,21 +23,28 @@ static DESCRIPTORS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 fn is_ours(descriptor: c_int) -> bool {
     let descriptor = descriptor as u32;
     let word = DESCRIPTORS.get(descriptor as usize / 64);
+    // A program can close a descriptor by a call that is not redirected. The kernel then reuses the number for another file.
     word.is_some_and(|word| word.load(Ordering::Relaxed) >> (descriptor % 64) & 1 != 0)
-        && is_there(descriptor as c_int)
+        && asked(&IS_OURS, descriptor as c_int).unwrap_or(true)
 }
 
-// A program can close a descriptor by a call that is not interposed. The kernel then reuses the number for another file, so
-// the library checks whether it still is a socket.
-fn is_there(descriptor: c_int) -> bool {
-    let function = IS_OURS.load(Ordering::Acquire);
-    // SAFETY: the library's function of this name has this argument.
-    function.is_null() || unsafe { call!(function => fn(descriptor: c_int) -> c_int) } != 0
+// Whether the library closes or replaces this descriptor: one of a socket, or one that it uses itself, which it refuses.
+fn is_for_library(descriptor: c_int) -> bool {
+    is_ours(descriptor) || asked(&IS_OWN, descriptor) == Some(true)
 }
 
-/// Functions of `libpolyverbs_rds_sockets.so`, null before it is loaded: `IS_OURS` checks that a descriptor still is an RDS
-/// socket, `SLEEPS` announces that the thread is about to sleep, and `IS_AWAKE` that it has woken.
+// What a function of the library answers about a descriptor; `None` where it is not loaded.
+fn asked(function: &AtomicPtr<c_void>, descriptor: c_int) -> Option<bool> {
+    let function = function.load(Ordering::Acquire);
+    // SAFETY: the library's functions that are kept for this have this argument.
+    let ask = || unsafe { call!(function => fn(descriptor: c_int) -> c_int) };
+    (!function.is_null()).then(|| ask() != 0)
+}
+
+/// Functions of the library: the first checks that a descriptor is still a socket, the second whether the library itself uses one;
+/// the other two report that a thread is about to sleep, and that it has woken.
 static IS_OURS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static IS_OWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static SLEEPS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static IS_AWAKE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
@@ -100,7 +107,6 @@ functions! {
     fn accept(@fd, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
     fn accept4(@fd, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
     fn bind(@fd, address: *const sockaddr, length: socklen_t) -> c_int;
-    fn close(@fd) -> c_int;
     fn connect(@fd, address: *const sockaddr, length: socklen_t) -> c_int;
     fn dup(@fd) -> c_int;
     fn fcntl(@fd, command: c_int, argument: *mut c_void) -> c_int;
@@ -185,10 +191,17 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
     }
 }
 
+/// `close`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    // SAFETY: both functions have this argument.
+    unsafe { call!(function::close.find(is_for_library(fd)) => fn(fd: c_int) -> c_int) }
+}
+
 /// Interposes `dup2`, where the old or the new descriptor may be an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    let is_ours = is_ours(old) || is_ours(new);
+    let is_ours = is_ours(old) || is_for_library(new);
     // SAFETY: both functions have these arguments.
     unsafe { call!(function::dup2.find(is_ours) => fn(old: c_int, new: c_int) -> c_int) }
 }
@@ -196,7 +209,7 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 /// Interposes `dup3`, where the old or the new descriptor may be an RDS socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    let is_ours = is_ours(old) || is_ours(new);
+    let is_ours = is_ours(old) || is_for_library(new);
     // SAFETY: both functions have these arguments.
     unsafe {
         call!(function::dup3.find(is_ours) => fn(old: c_int, new: c_int, flags: c_int) -> c_int)
@@ -255,6 +268,7 @@ fn load() -> bool {
         call!(find(c"polyverbs_rds_start") => fn(descriptors: *const [AtomicU64; 1024]) -> ());
     }
     IS_OURS.store(find(c"polyverbs_rds_is_ours"), Ordering::Release);
+    IS_OWN.store(find(c"polyverbs_rds_is_own"), Ordering::Release);
     SLEEPS.store(find(c"polyverbs_rds_sleeps"), Ordering::Release);
     IS_AWAKE.store(find(c"polyverbs_rds_is_awake"), Ordering::Release);
     for function in function::ALL {

@@ -176,6 +176,16 @@ pub(super) fn refusal(event: CmEvent) -> ConnectError {
     }
 }
 
+/// The retry counts that the peer's request asks for, or its answer, which has none for timeouts.
+pub(super) fn with_retries(
+    options: PathOptions,
+    retry_cnt: Option<u8>,
+    rnr_retry: Option<u8>,
+) -> PathOptions {
+    let options = retry_cnt.map_or(options, |count| options.retry_cnt(count));
+    rnr_retry.map_or(options, |count| options.rnr_retry(count))
+}
+
 pub(super) fn with_reads(options: PathOptions, reads: ReadLimits) -> PathOptions {
     options
         .max_rd_atomic(reads.outbound)

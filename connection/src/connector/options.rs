@@ -27,6 +27,7 @@ pub struct ConnectionOptions {
     pub(super) reads: ReadLimits,
     pub(super) private_data: Vec<u8>,
     pub(super) source_port: u16,
+    pub(super) retries_as_asked: bool,
     /// The PSN that the program chose; `None` unless it modifies the queue pair itself.
     pub(super) takes_psn: Option<Psn>,
 }
@@ -42,6 +43,7 @@ impl Default for ConnectionOptions {
             reads,
             private_data: Vec::new(),
             source_port: 0,
+            retries_as_asked: false,
             takes_psn: None,
         }
     }
@@ -56,6 +58,14 @@ impl ConnectionOptions {
     /// Sets the options with which the queue pair is brought up, such as the peer's [access rights](PathOptions::access).
     pub fn path(mut self, path: PathOptions) -> Self {
         self.path = path;
+        self
+    }
+
+    /// Retries as often as the peer asks for, as connections of Linux's RDMA connection manager do: by the request on the passive
+    /// side, and RNR retries by the answer on the active one. The counts of [`path`](Self::path) are then what this side asks for,
+    /// and what it does where the transport carries none.
+    pub const fn retries_as_asked(mut self) -> Self {
+        self.retries_as_asked = true;
         self
     }
 

@@ -9,7 +9,9 @@ use verbs_api::provider::backend::{
     ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Token,
 };
 use verbs_api::qp::{Half, QpAttributes, QpType};
-use verbs_api::{ArgumentReason, Context, Qp, Started, Transport, VerbError, ids::Qpn};
+use verbs_api::{
+    ArgumentReason, Context, PathOptions, Qp, Started, Transport, VerbError, ids::Qpn,
+};
 
 use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 
@@ -18,6 +20,7 @@ use super::accept::{Accept, AcceptProgress};
 use super::connection::Connection;
 use super::offer::{
     agreed, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu, with_reads,
+    with_retries,
 };
 use super::options::{ConnectionOptions, ReadLimits};
 use super::request::begin;
@@ -167,11 +170,19 @@ impl Incoming {
     pub fn steps(&self, options: &ConnectionOptions) -> Result<[QpAttributes; 3], ConnectError> {
         let own = clamped(options.reads, &self.context, QpType::Rc, Half::Both);
         let reads = agreed(own, &self.peer);
-        let with_reads = with_path_mtu(with_reads(options.path, reads), &self.peer);
+        let path = with_path_mtu(with_reads(self.path(options), reads), &self.peer);
         let own_psn = options.takes_psn.unwrap_or_default();
-        let (endpoint, options) = numbered(with_reads, own_psn, &self.peer);
+        let (endpoint, options) = numbered(path, own_psn, &self.peer);
         let side = self.side.as_ref().ok_or(ConnectError::NotConnected)?;
         side.steps(options.reliable_steps(&self.context, &endpoint)?)
+    }
+
+    // How the queue pair is brought up: by the options, and by what the peer asks for.
+    fn path(&self, options: &ConnectionOptions) -> PathOptions {
+        match options.retries_as_asked {
+            true => with_retries(options.path, self.peer.retry_cnt, self.peer.rnr_retry),
+            false => options.path,
+        }
     }
 
     /// Returns the read limits that the peer offers, from this side's point of view: this side may have as many reads
@@ -262,7 +273,7 @@ impl Incoming {
         };
         // A stream needs both sides: the queue pair comes up while the peer's does.
         let is_stream = self.context.attributes().transport == Transport::Iwarp;
-        let options = with_path_mtu(with_reads(options.path, reads), &self.peer);
+        let options = with_path_mtu(with_reads(self.path(&options), reads), &self.peer);
         let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
         accept.begin(&endpoint, options, own, is_stream);
         started

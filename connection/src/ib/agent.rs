@@ -275,7 +275,7 @@ impl State {
                 q_key,
                 private_data,
             } => self.answered(id, |to| match status {
-                sidr_status::VALID => Ok(Answer {
+                VALID => Ok(Answer {
                     address: LinkAddress::Ip(to),
                     gid: to.into(),
                     qp_num: qpn,
@@ -283,7 +283,7 @@ impl State {
                     private_data,
                 }),
                 status => Err(ConnectError::Refused {
-                    reason: refusal_of(status),
+                    reason: Refusal::of_sidr_status(status),
                     private_data,
                 }),
             }),
@@ -320,7 +320,7 @@ impl State {
             // It cannot fail: the question has just arrived.
             let _ = self
                 .manager
-                .resolve_reply(id, &refusal(sidr_status::UNSUPPORTED));
+                .resolve_reply(id, &refusal(Refusal::NoListener));
             return None;
         };
         let question = Question {
@@ -493,12 +493,12 @@ impl Backend for Agent {
         let end = self.with(&*port, |state, _| {
             let resolution = match &answer {
                 Ok(answer) => Resolution {
-                    status: sidr_status::VALID,
+                    status: VALID,
                     qpn: answer.qp_num,
                     q_key: answer.qkey,
                     private_data: &answer.private_data,
                 },
-                Err(why) => refusal(status_of(*why)),
+                Err(why) => refusal(*why),
             };
             let id = comm_id(token);
             // If this fails the peer has given up.
@@ -794,43 +794,17 @@ fn comm_id(Token(token): Token) -> CommId {
     CommId(token as u32)
 }
 
-const fn refusal<'a>(status: u8) -> Resolution<'a> {
+const fn refusal<'a>(why: Refusal) -> Resolution<'a> {
     Resolution {
-        status,
+        status: why.sidr_status(),
         qpn: Qpn::new(0),
         q_key: 0,
         private_data: &[],
     }
 }
 
-const fn status_of(why: Refusal) -> u8 {
-    match why {
-        Refusal::BacklogFull => sidr_status::NO_QUEUE_PAIR,
-        Refusal::NoListener => sidr_status::UNSUPPORTED,
-        _ => sidr_status::REJECTED,
-    }
-}
-
-// The statuses that REJ has reasons for mean what those mean.
-const fn refusal_of(status: u8) -> Refusal {
-    match status {
-        sidr_status::UNSUPPORTED => Refusal::NoListener,
-        sidr_status::NO_QUEUE_PAIR => Refusal::BacklogFull,
-        sidr_status::REDIRECT => Refusal::Manager(cm::reason::PORT_AND_CM_REDIRECT),
-        sidr_status::VERSION => Refusal::Manager(cm::reason::INVALID_CLASS_VERSION),
-        _ => Refusal::Program,
-    }
-}
-
-/// Statuses of a SIDR_REP (IBTA 12.11.2).
-mod sidr_status {
-    pub(super) const VALID: u8 = 0;
-    pub(super) const UNSUPPORTED: u8 = 1;
-    pub(super) const REJECTED: u8 = 2;
-    pub(super) const NO_QUEUE_PAIR: u8 = 3;
-    pub(super) const REDIRECT: u8 = 4;
-    pub(super) const VERSION: u8 = 5;
-}
+/// The status of a SIDR_REP that names a queue pair (IBTA 12.11.2).
+const VALID: u8 = 0;
 
 /// How many requests the manager keeps for each place in the program's backlog. One source may take half of them, and they
 /// include requests that the program has taken out of its backlog and not answered.

@@ -35,6 +35,8 @@ pub struct Manager {
     pub(super) options: ManagerOptions,
     pub(super) listeners: BTreeMap<ListenerId, Listening>,
     pub(super) connections: BTreeMap<u32, Connection>,
+    /// The connections by the peer's address.
+    pub(super) by_address: BTreeSet<(LinkAddress, u32)>,
     /// The connections by their peer and its communication ID.
     pub(super) by_request: BTreeMap<PeerKey, u32>,
     /// The connections that are established or in TIMEWAIT, by their peer and its queue pair.
@@ -69,6 +71,7 @@ impl Manager {
             options,
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
+            by_address: BTreeSet::new(),
             by_request: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             unready: BTreeMap::new(),
@@ -197,16 +200,15 @@ impl Manager {
     /// not answered is sent again at once, because a firewall may refuse one message and not the next; its connection fails
     /// when no retry is left.
     pub fn handle_refusal(&mut self, now: Time, to: LinkAddress, errno: i32) {
-        let waits = |(_, connection): &(&u32, &Connection)| {
-            connection.path.address == to && connection.state.awaits_answer()
-        };
-        let waiting = self.connections.iter().filter(waits);
-        let waiting: Vec<u32> = waiting.map(|(&id, _)| id).collect();
-        for id in waiting {
-            if let Some(connection) = self.connections.get_mut(&id) {
-                // The message has not left.
-                connection.allowance = connection.allowance.map(|allowance| allowance + 1);
-            }
+        let there = self.by_address.range((to, 0)..=(to, u32::MAX));
+        let there: Vec<u32> = there.map(|&(_, id)| id).collect();
+        for id in there {
+            let connection = self.connections.get_mut(&id);
+            let Some(connection) = connection.filter(|of| of.state.awaits_answer()) else {
+                continue;
+            };
+            // The message has not left.
+            connection.allowance = connection.allowance.map(|allowance| allowance + 1);
             self.on_due(now, id, Some(errno));
         }
     }
@@ -420,6 +422,7 @@ impl Manager {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
+        self.by_address.remove(&(connection.path.address, id));
         if let Some(arrival) = connection.arrival {
             let is_proven = connection.allowance.is_none();
             self.release(arrival, connection.path.address, is_proven);
@@ -444,6 +447,7 @@ impl Manager {
 
     pub(super) fn add(&mut self, connection: Connection) -> Result<u32, CmError> {
         let id = self.free_id().ok_or(CmError::TooMany)?;
+        self.by_address.insert((connection.path.address, id));
         self.connections.insert(id, connection);
         Ok(id)
     }

@@ -101,14 +101,31 @@ fn each_side_transmits_its_retry_counts() {
     let pending = asked.wait().unwrap();
     assert_eq!(pending.offered_rnr_retry(), Some(0));
     let _both = (pending.complete().wait().unwrap(), accepted.wait().unwrap());
-    // Each queue pair has the values that its own end received.
-    for (end, expected) in [(&near, (3, 5)), (&far, (1, 0))] {
-        let has = end.qp.query().unwrap().attributes;
-        assert_eq!(
-            (has.retry_cnt, has.rnr_retry),
-            (expected.0.into(), expected.1.into())
-        );
-    }
+    // Each queue pair has the values of its own end.
+    assert_eq!(near.retry_counts(), (Some(3), Some(5)));
+    assert_eq!(far.retry_counts(), (Some(1), Some(0)));
+}
+
+// covers 7.21
+#[test]
+fn a_side_retries_as_its_peer_asks_where_it_is_to() {
+    let (near, far) = (End::udp("127.0.20.14"), End::udp("127.0.20.15"));
+    let listener = far.listen();
+    let options = |count, rnr| {
+        let path = PathOptions::new().retry_cnt(count).rnr_retry(rnr);
+        ConnectionOptions::new().path(path).retries_as_asked()
+    };
+    let asked = near.request(listener.address(), options(3, 5));
+    let incoming = listener.next().wait().unwrap();
+    let steps = incoming.steps(&options(1, 0)).unwrap();
+    let rts = steps.last().unwrap();
+    assert_eq!((rts.retry_cnt, rts.rnr_retry), (Some(3), Some(5)));
+    let accepted = incoming.accept(&far.qp, options(1, 0));
+    let completed = asked.wait().unwrap().complete();
+    let _both = (completed.wait().unwrap(), accepted.wait().unwrap());
+    // An answer asks for RNR retries only.
+    assert_eq!(near.retry_counts(), (Some(3), Some(0)));
+    assert_eq!(far.retry_counts(), (Some(3), Some(5)));
 }
 
 // covers 7.01 7.10

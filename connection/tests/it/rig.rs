@@ -148,6 +148,12 @@ impl End {
         self.cq.poll(&mut slots).unwrap().is_empty()
     }
 
+    /// How often the queue pair of this end retries after a timeout, and after an RNR NAK.
+    pub(crate) fn retry_counts(&self) -> (Option<u8>, Option<u8>) {
+        let has = self.qp.query().unwrap().attributes;
+        (has.retry_cnt, has.rnr_retry)
+    }
+
     /// Sends a message to a queue pair of another end, and checks that it arrives. `next` takes a completion from an end.
     pub(crate) fn say(
         &self,

@@ -5,10 +5,11 @@
 // A child replaces descriptors by their numbers while other values own them.
 #![allow(unsafe_code)]
 
-use std::io;
 use std::mem::ManuallyDrop;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, iter};
 
 use rustix::event::{EventfdFlags, eventfd};
 use verbs_api::provider::ForkLock;
@@ -75,6 +76,27 @@ static NUMBERS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 /// Returns whether an open descriptor belongs to this library. It takes no lock, so that signal handlers may call it.
 pub fn is_own_descriptor(descriptor: RawFd) -> bool {
     place(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+/// The parts of a range of numbers that are not descriptors of this library, in order. It takes no lock.
+pub fn without_own_descriptors(
+    numbers: RangeInclusive<u32>,
+) -> impl Iterator<Item = RangeInclusive<u32>> {
+    let (first, last) = numbers.into_inner();
+    let highest = last.min(NUMBERS.len() as u32 * 64 - 1);
+    let mut next = Some(first);
+    iter::from_fn(move || {
+        loop {
+            let start = next?;
+            let own = (start..=highest).find(|&number| is_own_descriptor(number as RawFd));
+            next = own.filter(|own| *own < last).map(|own| own + 1);
+            match own {
+                None => return Some(start..=last),
+                Some(own) if own > start => return Some(start..=own - 1),
+                Some(_) => {}
+            }
+        }
+    })
 }
 
 fn place(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
@@ -169,6 +191,21 @@ pub(crate) mod tests {
 
     fn made() -> Unshared {
         Unshared::made(|| Ok(eventfd(0, EventfdFlags::CLOEXEC)?)).unwrap()
+    }
+
+    #[test]
+    fn a_range_of_numbers_is_cut_at_own_descriptors() {
+        let own = made();
+        let number = own.as_fd().as_raw_fd() as u32;
+        let parts = |numbers| without_own_descriptors(numbers).collect::<Vec<_>>();
+        assert_eq!(parts(number..=number), []);
+        assert_eq!(parts(70_000..=u32::MAX), [70_000..=u32::MAX]);
+        // The system refuses an empty range.
+        let (greater, less) = (70_001, 70_000);
+        assert_eq!(parts(greater..=less), [greater..=less]);
+        let all = parts(0..=u32::MAX);
+        assert_eq!(all.last().unwrap().end(), &u32::MAX);
+        assert!(all.iter().all(|part| !part.contains(&number)));
     }
 
     // A child that had the socket would keep the address taken.

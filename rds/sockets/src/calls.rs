@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use std::{ptr, slice};
 
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+use polyverbs::emulated::{is_own_descriptor, without_own_descriptors};
 use polyverbs::provider::wait_for_threads;
 use polyverbs_abi::address;
 use polyverbs_rds::{Outgoing, Sleeping};
@@ -45,6 +46,12 @@ const SIOCRDSGETTOS: c_ulong = 0x89e1;
 pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
     table::start(descriptors);
     polyverbs_rds::look_first_at(devices::configured);
+}
+
+/// Whether the library itself uses a descriptor, which it does not show to programs.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_is_own(fd: c_int) -> c_int {
+    is_own_descriptor(fd).into()
 }
 
 /// Notes that the calling thread is about to sleep in a call of the C library such as `poll`, so that changes of sockets
@@ -577,10 +584,14 @@ pub extern "C" fn polyverbs_rds_dup2(old: c_int, new: c_int) -> c_int {
     })
 }
 
-/// Replaces the C library's `dup3` where the old or the new descriptor is an RDS socket.
+/// Replaces `dup3`. The new descriptor may be a socket too. A number of the library is busy, as one is that another thread is
+/// opening.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     answer(|| {
+        if is_own_descriptor(new) {
+            return Err(Errno::BUSY);
+        }
         // SAFETY: the call has no pointers.
         by_the_system(unsafe { libc::syscall(libc::SYS_dup3, old, new, flags) })?;
         if table::is_own() {
@@ -615,6 +626,10 @@ pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
 }
 
 fn close(fd: RawFd) -> Result<(), Errno> {
+    // To the program a descriptor of the library is none.
+    if is_own_descriptor(fd) {
+        return Err(Errno::BADF);
+    }
     let socket = table::is_own().then(|| table::remove(fd)).flatten();
     // SAFETY: the program gives the descriptor up.
     let closed = by_the_system(unsafe { libc::syscall(libc::SYS_close, fd) });
@@ -652,8 +667,12 @@ pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: 
         };
         // The sockets are closed first, because the range may include descriptors that their nodes still use.
         end(sockets);
-        // SAFETY: the program gives the descriptors up.
-        by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) }).map(drop)
+        for part in without_own_descriptors(first..=last) {
+            let (first, last) = part.into_inner();
+            // SAFETY: the program gives the descriptors up.
+            by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })?;
+        }
+        Ok(())
     })
 }
 

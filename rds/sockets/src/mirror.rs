@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 
+use polyverbs::emulated::Unshared;
 use polyverbs::provider::Mutex;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
@@ -27,8 +28,8 @@ pub(crate) struct Level {
 /// The two ends of the pair of Unix sockets.
 pub(crate) struct Ends {
     /// A duplicate of the program's end, which stays open if the program closes its descriptor.
-    theirs: OwnedFd,
-    ours: OwnedFd,
+    theirs: Unshared,
+    ours: Unshared,
 }
 
 pub(crate) struct Mirror {
@@ -45,13 +46,20 @@ impl Ends {
     /// # Errors
     /// The process cannot open further files.
     pub(crate) fn new(nonblocking: bool, close_on_exec: bool) -> Result<(Self, OwnedFd), Errno> {
-        // The program's end gets the lowest free number, as from any call that opens a file.
-        let (program, ours) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
+        let made = Unshared::several(|| {
+            // The program's end gets the lowest free number, as from any call that opens a file.
+            let (program, ours) = socketpair(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            let theirs = fcntl_dupfd_cloexec(&program, 0)?;
+            Ok((program, vec![theirs, ours]))
+        });
+        let (program, own) =
+            made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let [theirs, ours] = own.try_into().map_err(|_| Errno::NOMEM)?;
         sockopt::set_socket_send_buffer_size(&program, 0)?;
         if nonblocking {
             fcntl_setfl(&program, fcntl_getfl(&program)? | OFlags::NONBLOCK)?;
@@ -59,7 +67,6 @@ impl Ends {
         if !close_on_exec {
             fcntl_setfd(&program, FdFlags::empty())?;
         }
-        let theirs = fcntl_dupfd_cloexec(&program, 0)?;
         Ok((Self { theirs, ours }, program))
     }
 

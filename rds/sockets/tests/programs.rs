@@ -120,6 +120,11 @@ fn no_hostile_argument_ends_the_process() {
 }
 
 #[test]
+fn a_program_keeps_the_descriptors_of_the_library() {
+    does("busy");
+}
+
+#[test]
 fn no_thread_or_descriptor_outlives_the_last_socket() {
     does("gone");
 }

@@ -621,6 +621,28 @@ static int entries(const char *folder) {
     return count;
 }
 
+/* While there are sockets, the program neither closes nor replaces descriptors of the library; those of sockets it does. */
+static void busy(void) {
+    closefrom(3);
+    int a = bound(HERE, 4000), b = bound(HERE, 4001), refused = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        if (fd == a || fd == b || fcntl(fd, F_GETFD) == -1) continue;
+        FAILS(dup2(0, fd), EBUSY);
+        FAILS(dup3(0, fd, O_CLOEXEC), EBUSY);
+        FAILS(dup2(a, fd), EBUSY);
+        FAILS(close(fd), EBADF);
+        IS(close_range(fd, fd, 0), 0);
+        IS(fcntl(fd, F_GETFD) != -1, 1);
+        refused++;
+    }
+    IS(refused > 0, 1);
+    IS(put(a, "x", HERE, 4001), 1);
+    IS(comes(b, POLLIN), POLLIN);
+    IS(recv(b, into, 1, 0), 1);
+    IS(dup2(0, b), b);
+    IS(close(a) + close(b), 0);
+}
+
 /* Nothing of the library is left after the last socket: what has the numbers of its descriptors is the program's alone. */
 static void gone(void) {
     closefrom(3);
@@ -1028,7 +1050,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
-        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"gone", gone}, {"hostile", hostile},
+        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"busy", busy}, {"gone", gone}, {"hostile", hostile},
         {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {

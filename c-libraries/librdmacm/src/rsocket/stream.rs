@@ -22,7 +22,7 @@ use super::protocol::{ConnData, Message};
 use super::stream_qp::{End, StreamQp};
 use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
 use crate::errno;
-use crate::ports::some_port;
+use crate::ports::{is_forbidden, some_port};
 
 /// A stream rsocket.
 pub(crate) struct Stream {
@@ -260,6 +260,9 @@ impl Stream {
                     Errno(libc::ENODEV) => Errno(libc::EADDRNOTAVAIL),
                     other => other,
                 })?;
+            }
+            if is_forbidden(at) {
+                return Err(Errno(libc::EACCES));
             }
             state.local = Some(at);
             Ok(())

@@ -9,7 +9,7 @@ use polyverbs_libibverbs::qp as verbs_qp;
 use polyverbs_librdmacm::abi::{
     Address, RdmaCmEvent, RdmaCmId, RdmaEventChannel, event, port_space,
 };
-use polyverbs_librdmacm::{address, bind, channel, connect, events, id, qp, resolve};
+use polyverbs_librdmacm::{address, bind, channel, connect, endpoint, events, id, qp, resolve};
 
 /// A call of a function of the library, as C makes it.
 macro_rules! call {
@@ -130,6 +130,13 @@ pub(crate) fn resolved(channel: *mut RdmaEventChannel, to: SocketAddr) -> *mut R
     assert_eq!(next(channel), (event::ROUTE_RESOLVED, client, 0));
     create_qp(client);
     client
+}
+
+/// Destroys identifiers, with their queue pairs.
+pub(crate) fn destroy_all(ids: impl IntoIterator<Item = *mut RdmaCmId>) {
+    for id in ids {
+        call!(endpoint::destroy(id));
+    }
 }
 
 /// Connects to an address; the outcome is an event.

@@ -61,6 +61,30 @@ fn an_unsent_message_is_given_up_at_once_with_the_cause() {
     assert_eq!(count(&pair.sent(), "REQ"), 4);
 }
 
+#[test]
+fn a_refusal_concerns_the_connections_to_its_address() {
+    const EPERM: i32 = 1;
+    let mut pair = Pair::new();
+    pair.loses = Box::new(|_, _| true);
+    let near = pair.ask(0x11);
+    let mut elsewhere = request(0x12);
+    elsewhere.path.address = LinkAddress::InProcess(7);
+    let other = pair.ends[NEAR].connect(pair.now, &elsewhere).unwrap();
+    for _ in 0..4 {
+        pair.ends[NEAR].handle_refusal(pair.now, elsewhere.path.address, EPERM);
+    }
+    pair.settle();
+    let unsent = Event::Unsent {
+        id: other,
+        errno: EPERM,
+    };
+    assert_eq!(pair.events(NEAR), [unsent]);
+    assert_eq!(pair.state(NEAR, near), Some(State::ReqSent));
+    pair.drain();
+    assert_eq!(pair.ends[NEAR].connections(), 0);
+    assert!(pair.ends[NEAR].by_address.is_empty());
+}
+
 // covers 7.13
 #[test]
 fn a_rep_that_only_an_mra_answers_is_given_up_with_a_rej() {

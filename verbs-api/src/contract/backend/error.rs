@@ -46,6 +46,8 @@ impl Refusal {
     const NO_RESOURCES: u16 = 3;
     const INVALID_SERVICE_ID: u16 = 8;
     const CONSUMER: u16 = 28;
+    const REDIRECT: u16 = 24;
+    const CLASS_VERSION: u16 = 31;
 
     /// Converts the reason of a REJ message (IBTA 12.6.7.2).
     pub const fn of_reject_reason(reason: u16) -> Self {
@@ -64,6 +66,28 @@ impl Refusal {
             Self::NoListener => Self::INVALID_SERVICE_ID,
             Self::Program | Self::ProgramOrBacklog => Self::CONSUMER,
             Self::Manager(reason) => reason,
+        }
+    }
+
+    /// The refusal that a SIDR_REP with this status means (IBTA 12.11.2). Statuses that a REJ has reasons for mean what those mean.
+    pub const fn of_sidr_status(status: u8) -> Self {
+        match status {
+            1 => Self::NoListener,
+            3 => Self::BacklogFull,
+            4 => Self::Manager(Self::REDIRECT),
+            5 => Self::Manager(Self::CLASS_VERSION),
+            _ => Self::Program,
+        }
+    }
+
+    /// The status of the SIDR_REP that says so.
+    pub const fn sidr_status(self) -> u8 {
+        match self {
+            Self::NoListener => 1,
+            Self::BacklogFull => 3,
+            Self::Manager(Self::REDIRECT) => 4,
+            Self::Manager(Self::CLASS_VERSION) => 5,
+            _ => 2,
         }
     }
 }
