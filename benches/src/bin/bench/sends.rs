@@ -1,59 +1,64 @@
-//! Prints the nanoseconds of a turn of 64 bytes: the Rust counterpart of `benches/c-layer/sends.c`, which uses the C library.
-//!
-//! - `turn`: a receive and a signaled send, posted, and both polled
-//! - `send`: a signaled send, posted and polled; its receive is posted before and polled after the timed part
-//! - `write`: a signaled write, posted and polled
-//! - `verb`: a region registered and deregistered; the time is per verb
-//!
-//! Usage: `sends turn|send|write|verb TURNS`. `POLYVERBS_BENCH_DEVICE` names the device.
+//! One request of 64 bytes after another: the Rust counterpart of `benches/c-layer/sends.c`, which uses the C library.
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
+use clap::ValueEnum;
 use polyverbs::{
-    Access, Completion, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress, Sge, WcStatus,
+    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, WcStatus, connect_pair,
     wr::{self, ReceiveRequest},
 };
-use polyverbs_benches::Outcome;
-use polyverbs_benches::rig::{PEERS, REMOTE, Rig};
+use polyverbs_benches::rig::{PEERS, Rig};
+
+use crate::part::Part;
+use crate::report::{NS, Row};
 
 const OCTETS: u32 = 64;
 const DEPTH: u32 = 64;
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [what, turns] = &arguments[..] else {
-        return usage();
-    };
-    let measure: fn(&Pair, u32) -> Duration = match what.as_str() {
-        "turn" => Pair::turns,
-        "send" => Pair::sends,
-        "write" => Pair::writes,
-        "verb" => Pair::verbs,
-        _ => return usage(),
-    };
-    let turns = turns.parse().unwrap_or(0) / DEPTH * DEPTH;
-    if turns == 0 {
-        return usage();
-    }
-    // A turn polls the send and the receive from one queue.
-    match Pair::new(what == "turn") {
-        Ok(pair) => {
-            measure(&pair, DEPTH); // Rings are made when they are first used.
-            let took = measure(&pair, turns).as_nanos() as f64;
-            println!("{:.1}", took / f64::from(turns));
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("sends: {error}");
-            ExitCode::FAILURE
-        }
-    }
+/// One request after another, in the same loops as the C program of benches/c-layer
+#[derive(Clone, clap::Args)]
+pub(crate) struct Arguments {
+    what: What,
+    /// How many requests, rounded down to a multiple of 64
+    #[arg(value_parser = clap::value_parser!(u32).range(i64::from(DEPTH)..))]
+    turns: u32,
+    /// The device
+    #[arg(long, value_name = "NAME", default_value = "ib0")]
+    device: String,
 }
 
-fn usage() -> ExitCode {
-    eprintln!("usage: sends turn|send|write|verb TURNS (at least {DEPTH})");
-    ExitCode::from(2)
+/// What a turn is.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum What {
+    /// A receive and a signaled send, posted, and both polled
+    Turn,
+    /// A signaled send, posted and polled; its receive is posted before and polled after the timed part
+    Send,
+    /// A signaled write, posted and polled
+    Write,
+    /// A region registered and deregistered; the time is per verb
+    Verb,
+}
+
+pub(crate) fn parts(arguments: &Arguments) -> Vec<Part> {
+    let arguments = arguments.clone();
+    vec![Part::new("sends", move || measure(&arguments))]
+}
+
+fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
+    let (name, measure): (_, fn(&Pair, u32) -> Duration) = match arguments.what {
+        What::Turn => ("a send of 64 B and its receive", Pair::turns),
+        What::Send => ("a send of 64 B, posted and polled", Pair::sends),
+        What::Write => ("a write of 64 B, posted and polled", Pair::writes),
+        What::Verb => ("a control verb", Pair::verbs),
+    };
+    // A turn polls the send and the receive from one queue.
+    let pair = Pair::new(&arguments.device, arguments.what == What::Turn)?;
+    measure(&pair, DEPTH); // Rings are made when they are first used.
+    let turns = arguments.turns / DEPTH * DEPTH;
+    let took = measure(&pair, turns).as_nanos() as f64;
+    Ok(vec![Row::new(name, took / f64::from(turns), NS)])
 }
 
 struct Pair {
@@ -71,8 +76,8 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(has_one_cq: bool) -> Outcome<Self> {
-        let rig = Rig::of_environment()?;
+    fn new(device: &str, has_one_cq: bool) -> Result<Self> {
+        let rig = Rig::new(device)?;
         let sent = rig.context.create_cq(2 * DEPTH).wait()?;
         let received = if has_one_cq {
             sent.clone()
@@ -80,16 +85,14 @@ impl Pair {
             rig.context.create_cq(2 * DEPTH).wait()?
         };
         let memory = Memory::zeroed(8192)?;
-        let mr = rig.pd.register(&memory, REMOTE).wait()?;
+        let mr = rig.pd.register(&memory, rig.remote()).wait()?;
         let options = || {
             let options = QpOptions::rc(&sent).recv_cq(&received);
             options.max_send_wr(DEPTH).max_recv_wr(DEPTH)
         };
         let near = rig.pd.create_qp(options()).wait()?;
         let far = rig.pd.create_qp(options()).wait()?;
-        let options = PathOptions::new().access(PEERS);
-        near.connect(&far.endpoint()?, options).wait()?;
-        far.connect(&near.endpoint()?, options).wait()?;
+        connect_pair(&near, &far, PEERS).wait()?;
         Ok(Self {
             data: mr.sge(0, OCTETS)?,
             room: mr.sge(4096, OCTETS)?,
@@ -151,9 +154,7 @@ impl Pair {
         }
         began.elapsed()
     }
-}
 
-impl Pair {
     fn verbs(&self, turns: u32) -> Duration {
         let began = Instant::now();
         for _ in 0..turns {

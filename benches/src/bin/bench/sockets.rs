@@ -10,23 +10,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBuf, SndBuf, UdpGroSegment, UdpGsoSegment};
-
-use crate::Outcome;
-use crate::partner::Partner;
+use polyverbs_benches::partner::Partner;
 
 /// Bytes of a message of a ping-pong.
-pub const MESSAGE: usize = 64;
+pub(crate) const MESSAGE: usize = 64;
 /// Bytes of a datagram of a stream: 4 KiB, the headers of a write and its checksum.
-pub const SEGMENT: usize = 4156;
+pub(crate) const SEGMENT: usize = 4156;
 /// Bytes of a call with segmentation: the largest number of whole datagrams that fit.
-pub const SUPER: [usize; 1] = [65_507 / SEGMENT * SEGMENT];
+pub(crate) const SUPER: [usize; 1] = [65_507 / SEGMENT * SEGMENT];
 /// Bytes of the two calls with segmentation that a write of 64 KiB needs: its first datagram is longer than those after it,
 /// and within one call only the last datagram may differ, by being shorter.
-pub const WRITE: [usize; 2] = [SEGMENT, 15 * SEGMENT];
+pub(crate) const WRITE: [usize; 2] = [SEGMENT, 15 * SEGMENT];
 /// Bytes of a write to a TCP stream.
-pub const CHUNK: usize = 64 << 10;
+pub(crate) const CHUNK: usize = 64 << 10;
 
 /// Bytes that may be in flight: few enough to fit into every receive buffer.
 const WINDOW: u64 = 1 << 20;
@@ -35,7 +34,7 @@ const LOST: Duration = Duration::from_millis(20);
 
 /// How a datagram socket knows its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub(crate) enum Peer {
     /// Each datagram is sent with the address of the peer, and received with it: a correct ICRC needs that.
     Named,
     /// The socket is connected, which saves the look-up of a route.
@@ -43,7 +42,7 @@ pub enum Peer {
 }
 
 /// Two UDP sockets.
-pub struct UdpPair {
+pub(crate) struct UdpPair {
     sockets: [Arc<UdpSocket>; 2],
     peer: Peer,
 }
@@ -53,7 +52,7 @@ impl UdpPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn new(peer: Peer) -> Outcome<Self> {
+    pub(crate) fn new(peer: Peer) -> Result<Self> {
         let sockets = [udp()?, udp()?];
         if peer == Peer::Connected {
             sockets[0].connect(sockets[1].local_addr()?)?;
@@ -67,7 +66,7 @@ impl UdpPair {
     ///
     /// # Errors
     /// The kernel does not support this.
-    pub fn offload(self) -> Outcome<Self> {
+    pub(crate) fn offload(self) -> Result<Self> {
         setsockopt(&self.sockets[0], UdpGsoSegment, &(SEGMENT as i32))?;
         setsockopt(&self.sockets[1], UdpGroSegment, &true)?;
         Ok(self)
@@ -77,7 +76,7 @@ impl UdpPair {
     ///
     /// # Errors
     /// The system refuses, or a datagram was lost.
-    pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
+    pub(crate) fn half_round_trip(&self, partner: &Partner, turns: u64) -> Result<f64> {
         let [ours, theirs] = [0, 1].map(|end| self.end(end));
         let [ours, theirs] = [ours?, theirs?];
         ping_pong(partner, turns, ours, theirs)
@@ -87,12 +86,12 @@ impl UdpPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn stream<const CALLS: usize>(
+    pub(crate) fn stream<const CALLS: usize>(
         &self,
         partner: &Partner,
         calls: [usize; CALLS],
         octets: u64,
-    ) -> Outcome<f64> {
+    ) -> Result<f64> {
         let [mut ours, mut theirs] = [self.end(0)?, self.end(1)?];
         let message = vec![0x5a; 1 << 16];
         let mut made = 0;
@@ -109,7 +108,7 @@ impl UdpPair {
         )
     }
 
-    fn end(&self, end: usize) -> Outcome<Datagrams> {
+    fn end(&self, end: usize) -> Result<Datagrams> {
         let peer = self.sockets[1 - end].local_addr()?;
         Ok(Datagrams {
             socket: Arc::clone(&self.sockets[end]),
@@ -119,14 +118,14 @@ impl UdpPair {
 }
 
 /// Two ends of a TCP connection.
-pub struct TcpPair([Arc<TcpStream>; 2]);
+pub(crate) struct TcpPair([Arc<TcpStream>; 2]);
 
 impl TcpPair {
     /// Opens a connection over loopback.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn new() -> Outcome<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let one = TcpStream::connect(listener.local_addr()?)?;
         let (other, _) = listener.accept()?;
@@ -141,7 +140,7 @@ impl TcpPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
+    pub(crate) fn half_round_trip(&self, partner: &Partner, turns: u64) -> Result<f64> {
         let [ours, theirs] = self.0.each_ref().map(|end| Octets(Arc::clone(end)));
         ping_pong(partner, turns, ours, theirs)
     }
@@ -150,7 +149,7 @@ impl TcpPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn stream(&self, partner: &Partner, octets: u64) -> Outcome<f64> {
+    pub(crate) fn stream(&self, partner: &Partner, octets: u64) -> Result<f64> {
         let [mut ours, mut theirs] = self.0.each_ref().map(|end| Octets(Arc::clone(end)));
         let message = vec![0x5a; CHUNK];
         let mut room = vec![0; 4 * CHUNK];
@@ -165,7 +164,7 @@ impl TcpPair {
 
 /// Memory that both ends share. Data passes through it in two copies of 64 KiB: one end copies it in, and the other copies it
 /// out.
-pub struct Ring(Arc<Slots>);
+pub(crate) struct Ring(Arc<Slots>);
 
 struct Slots {
     slots: [Mutex<Vec<u8>>; 8],
@@ -180,8 +179,7 @@ struct OwnLine(AtomicUsize);
 
 impl Ring {
     /// Makes an empty ring.
-    #[expect(clippy::new_without_default, reason = "as the others have it")]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::new(Slots {
             slots: std::array::from_fn(|_| Mutex::new(vec![0; CHUNK])),
             filled: OwnLine::default(),
@@ -193,7 +191,7 @@ impl Ring {
     ///
     /// # Errors
     /// The transfer takes far too long.
-    pub fn stream(&self, partner: &Partner, octets: u64) -> Outcome<f64> {
+    pub(crate) fn stream(&self, partner: &Partner, octets: u64) -> Result<f64> {
         let [ours, theirs] = [(); 2].map(|()| Arc::clone(&self.0));
         let message = vec![0x5a; CHUNK];
         let mut room = vec![0; CHUNK];
@@ -273,7 +271,7 @@ fn unless_full(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-fn udp() -> Outcome<UdpSocket> {
+fn udp() -> Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.set_nonblocking(true)?;
     setsockopt(&socket, RcvBuf, &(4 << 20))?;
@@ -287,7 +285,7 @@ fn ping_pong(
     turns: u64,
     mut ours: impl End,
     mut theirs: impl End,
-) -> Outcome<f64> {
+) -> Result<f64> {
     let over = Arc::new(AtomicBool::new(false));
     let is_over = Arc::clone(&over);
     let echo = move || {
@@ -300,7 +298,7 @@ fn ping_pong(
             }
         }
     };
-    let took = partner.with(echo, || {
+    let ((), took) = partner.with(echo, || {
         let result = (|| {
             let mut room = [0; MESSAGE];
             let began = Instant::now();
@@ -344,7 +342,7 @@ fn stream(
     octets: u64,
     mut send: impl FnMut() -> io::Result<usize> + Send + 'static,
     mut receive: impl FnMut() -> io::Result<usize>,
-) -> Outcome<f64> {
+) -> Result<f64> {
     let arrived = Arc::new(AtomicU64::new(0));
     let over = Arc::new(AtomicBool::new(false));
     let (seen, is_over) = (Arc::clone(&arrived), Arc::clone(&over));
@@ -366,7 +364,7 @@ fn stream(
             }
         }
     };
-    let took = partner.with(sender, || {
+    let ((), took) = partner.with(sender, || {
         let result = (|| {
             let (mut received, began) = (0, Instant::now());
             while received < octets {

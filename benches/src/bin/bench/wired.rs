@@ -1,4 +1,4 @@
-//! Two devices that speak RoCEv2 over UDP or iWARP over TCP, on loopback, to be compared with [bare sockets](crate::raw).
+//! Two devices that speak RoCEv2 over UDP or iWARP over TCP, on loopback, to be compared with [bare sockets](crate::sockets).
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
 use emulated_ib::InfiniBand;
 use emulated_iwarp::Iwarp;
 use polyverbs::provider::DeviceOps;
-use polyverbs::{Completion, Cq, Device, Memory, Mr, Qp, QpOptions, WcStatus, connect_pair, wr};
+use polyverbs::{Completion, Device, wr};
+use polyverbs_benches::partner::Partner;
+use polyverbs_benches::ping_pong::{PingPong, SendPattern};
+use polyverbs_benches::rig::Rig;
+use polyverbs_benches::side::{Side, check};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_io::Offload;
 
-use crate::Outcome;
-use crate::partner::Partner;
-use crate::ping_pong::{PingPong, SendPattern};
-use crate::rig::{PEERS, REMOTE, Rig};
-
 /// Bytes of a write.
-pub const WRITE: u32 = 64 << 10;
+pub(crate) const WRITE: u32 = 64 << 10;
 /// Writes that are outstanding at a time.
 const DEPTH: u64 = 16;
 /// Bytes of each side's memory.
@@ -31,20 +31,18 @@ const PORT: u16 = 14_791;
 /// A device on a wire, and the value that keeps its link open.
 type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + Send>);
 
-struct Side {
-    qp: Qp,
-    cq: Cq,
-    mr: Mr,
-    _memory: Memory,
+/// One end for writes, and its device.
+struct End {
+    side: Side,
     rig: Rig,
     _wire: Box<dyn Any + Sync + Send>,
 }
 
 /// Two devices, with connected queue pairs for writes and others for messages.
-pub struct WiredPair {
+pub(crate) struct WiredPair {
     messages: PingPong,
-    near: Side,
-    far: Arc<Side>,
+    near: End,
+    far: Arc<End>,
 }
 
 impl WiredPair {
@@ -52,7 +50,7 @@ impl WiredPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn roce(offload: Offload) -> Outcome<Self> {
+    pub(crate) fn roce(offload: Offload) -> Result<Self> {
         Self::roce_at([1, 2], offload)
     }
 
@@ -60,11 +58,11 @@ impl WiredPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn roce_by_memory() -> Outcome<Self> {
+    pub(crate) fn roce_by_memory() -> Result<Self> {
         Self::roce_at([3, 3], Offload::default())
     }
 
-    fn roce_at(hosts: [u8; 2], offload: Offload) -> Outcome<Self> {
+    fn roce_at(hosts: [u8; 2], offload: Offload) -> Result<Self> {
         Self::of(hosts, |host| {
             let address = SocketAddr::from(([127, 0, 91, host], PORT));
             let mut options = emulated_ib::WireOptions::new(address);
@@ -86,7 +84,7 @@ impl WiredPair {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn iwarp(crc: bool) -> Outcome<Self> {
+    pub(crate) fn iwarp(crc: bool) -> Result<Self> {
         let net = if crc { 93 } else { 92 };
         Self::of([1, 2], |host| {
             let address = SocketAddr::from(([127, 0, net, host], PORT));
@@ -99,11 +97,11 @@ impl WiredPair {
         })
     }
 
-    fn of(hosts: [u8; 2], device: impl Fn(u8) -> Outcome<OnWire>) -> Outcome<Self> {
+    fn of(hosts: [u8; 2], device: impl Fn(u8) -> Result<OnWire>) -> Result<Self> {
         let [near, far] = hosts;
-        let (near, far) = (Side::new(device(near)?)?, Side::new(device(far)?)?);
-        connect_pair(&near.qp, &far.qp, PEERS).wait()?;
-        let messages = PingPong::between([&near.rig, &far.rig], SendPattern::default())?;
+        let (near, far) = (End::new(device(near)?)?, End::new(device(far)?)?);
+        near.side.connect(&far.side)?;
+        let messages = PingPong::new([&near.rig, &far.rig], SendPattern::default())?;
         let far = Arc::new(far);
         Ok(Self {
             messages,
@@ -113,7 +111,10 @@ impl WiredPair {
     }
 
     /// Half of a round trip of a send, in nanoseconds: both threads poll.
-    pub fn half_round_trip(&mut self, partner: &Partner, turns: u64) -> f64 {
+    ///
+    /// # Errors
+    /// A send failed.
+    pub(crate) fn half_round_trip(&mut self, partner: &Partner, turns: u64) -> Result<f64> {
         self.messages.half_round_trip(partner, turns)
     }
 
@@ -121,75 +122,61 @@ impl WiredPair {
     ///
     /// # Errors
     /// A write failed.
-    pub fn write_stream(&self, partner: &Partner, octets: u64) -> Outcome<f64> {
+    pub(crate) fn write_stream(&self, partner: &Partner, octets: u64) -> Result<f64> {
         let (far, over) = (Arc::clone(&self.far), Arc::new(AtomicBool::new(false)));
         let is_over = Arc::clone(&over);
-        let look = move || {
+        let poll = move || {
             let mut slot = [Completion::default()];
             while !is_over.load(Ordering::Relaxed) {
-                let _ = far.cq.poll(&mut slot);
+                let _ = far.side.cq.poll(&mut slot);
             }
         };
-        partner.with(look, || {
+        let ((), written) = partner.with(poll, || {
             let result = self.write(octets / u64::from(WRITE));
             over.store(true, Ordering::Relaxed);
             result
-        })
+        });
+        written
     }
 
     // A read after the writes completes when they have been placed: on iWARP the completions of the writes do not show
     // that.
-    fn write(&self, count: u64) -> Outcome<f64> {
-        let near = &self.near;
-        let source = near.mr.sge(0, WRITE)?;
-        let target = self.far.mr.remote(1 << 20);
+    fn write(&self, count: u64) -> Result<f64> {
+        let (near, far) = (&self.near.side, &self.far.side);
+        let source = near.region.sge(0, WRITE)?;
+        let target = far.region.remote(1 << 20);
+        let sink = near.region.sge(128 << 10, 8)?;
         let (mut posted, mut done) = (0, 0);
         let mut slots: [Completion; DEPTH as usize] = Default::default();
         let began = Instant::now();
         while done <= count {
             while posted <= count && posted - done < DEPTH {
-                let result = if posted < count {
-                    near.qp
-                        .post_one(wr::Write::new(source, target).signaled(posted))
+                if posted < count {
+                    near.post(wr::Write::new(source, target).signaled(posted))?;
                 } else {
-                    let read = wr::Read::new(near.mr.sge(128 << 10, 8)?, self.far.mr.remote(0));
-                    near.qp.post_one(read.signaled(posted))
-                };
-                result.map_err(|error| format!("{error:?}"))?;
+                    near.post(wr::Read::new(sink, far.region.remote(0)).signaled(posted))?;
+                }
                 posted += 1;
             }
             for completion in near.cq.poll(&mut slots)? {
-                if completion.status != WcStatus::Success {
-                    return Err(format!("a write ended in {:?}", completion.status).into());
-                }
+                check(completion)?;
                 done += 1;
             }
             if began.elapsed() > TOO_LONG {
-                return Err("writes take too long".into());
+                bail!("writes take too long");
             }
         }
         Ok((count * u64::from(WRITE)) as f64 / began.elapsed().as_nanos() as f64)
     }
-
-    /// The retransmissions of both sides.
-    pub fn retransmissions(&self) -> u64 {
-        let of = |side: &Side| side.qp.counters().retransmissions;
-        of(&self.near) + of(&self.far)
-    }
 }
 
-impl Side {
-    fn new((device, wire): OnWire) -> Outcome<Self> {
+impl End {
+    fn new((device, wire): OnWire) -> Result<Self> {
         let rig = Rig::open(&Device::of(device))?;
-        let cq = rig.context.create_cq(1024).wait()?;
-        let options = QpOptions::rc(&cq).max_send_wr(128);
-        let qp = rig.pd.create_qp(options).wait()?;
-        let (memory, mr) = rig.memory(MEMORY, REMOTE)?;
+        let side = Side::new(&rig, MEMORY, rig.remote(), [128, 64])?;
+        side.touch();
         Ok(Self {
-            qp,
-            cq,
-            mr,
-            _memory: memory,
+            side,
             rig,
             _wire: wire,
         })
@@ -210,7 +197,7 @@ mod tests {
         ];
         for pair in pairs {
             let mut pair = pair.unwrap();
-            assert!(pair.half_round_trip(&partner, 20) > 0.0);
+            assert!(pair.half_round_trip(&partner, 20).unwrap() > 0.0);
             assert!(pair.write_stream(&partner, 4 << 20).unwrap() > 0.0);
         }
     }

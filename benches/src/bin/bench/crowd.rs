@@ -1,23 +1,24 @@
 //! Many connected queue pairs: the memory that they occupy, and the cost of a request among them.
 
+use anyhow::Result;
 use polyverbs::{
     Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
     wr::{self, ReceiveRequest},
 };
+use polyverbs_benches::memory::resident;
+use polyverbs_benches::rig::{PEERS, Rig};
+use polyverbs_benches::side::{Spin, check};
 
-use crate::Outcome;
-use crate::memory::resident;
-use crate::rig::{PEERS, REMOTE, Rig};
-use crate::yardstick::shuffled;
+use crate::misses::shuffled;
 
 /// Slots of each send queue and of each receive queue.
-pub const SLOTS: u32 = 16;
+pub(crate) const SLOTS: u32 = 16;
 /// Bytes of a request.
-pub const LENGTH: u32 = 8;
+pub(crate) const LENGTH: u32 = 8;
 
 /// Which pair the next request goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// Always the same one.
     Hot,
     /// Each in turn, in the order in which they were made.
@@ -27,7 +28,7 @@ pub enum Choice {
 }
 
 /// Connected queue pairs of one device, all completing on one queue.
-pub struct Crowd {
+pub(crate) struct Crowd {
     near: Vec<Qp>,
     far: Vec<Qp>,
     order: Vec<u32>,
@@ -49,10 +50,10 @@ impl Crowd {
     ///
     /// # Panics
     /// If there are no pairs.
-    pub fn new(rig: &Rig, pairs: usize) -> Outcome<Self> {
+    pub(crate) fn new(rig: &Rig, pairs: usize) -> Result<Self> {
         assert!(pairs > 0);
         let order = shuffled(u32::try_from(pairs)?);
-        let (memory, region) = rig.memory(2 * 64, REMOTE)?;
+        let (memory, region) = rig.memory(2 * 64, rig.remote())?;
         let cq = rig.context.create_cq(64).wait()?;
         let (near, far) = (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
         let mut crowd = Self {
@@ -78,23 +79,23 @@ impl Crowd {
 
     /// Bytes that the connected pairs occupied before any was used, including the program's handles; `None` where the
     /// system does not report it.
-    pub fn occupied_unused(&self) -> Option<u64> {
+    pub(crate) fn occupied_unused(&self) -> Option<u64> {
         self.occupied[0]
     }
 
     /// Bytes that the pairs occupied after each queue pair had posted a receive and a write.
-    pub fn occupied(&self) -> Option<u64> {
+    pub(crate) fn occupied(&self) -> Option<u64> {
         self.occupied[1]
     }
 
     /// The number of pairs.
-    pub fn pairs(&self) -> usize {
+    pub(crate) fn pairs(&self) -> usize {
         self.near.len()
     }
 
     /// Posts and polls an 8-byte write on the next pair of this choice, posted and polled.
     #[inline]
-    pub fn write(&mut self, choice: Choice) {
+    pub(crate) fn write(&mut self, choice: Choice) -> Result<()> {
         let index = self.next(choice);
         Self::write_on(
             &self.near[index],
@@ -102,7 +103,7 @@ impl Crowd {
             &mut self.completions,
             self.source,
             self.target,
-        );
+        )
     }
 
     #[inline]
@@ -112,16 +113,14 @@ impl Crowd {
         completions: &mut [Completion],
         source: Sge,
         target: RemoteAddress,
-    ) {
-        qp.post_one(wr::Write::new(source, target).signaled(1))
-            .expect("a write within the region");
+    ) -> Result<()> {
+        qp.post_one(wr::Write::new(source, target).signaled(1))?;
+        let mut spin = Spin::default();
         loop {
-            let done = cq.poll(completions).expect("a queue that does not overrun");
-            if let Some(done) = done.first() {
-                assert!(done.status.is_success());
-                return;
+            if let Some(done) = cq.poll(completions)?.first() {
+                return check(done);
             }
-            std::hint::spin_loop();
+            spin.once();
         }
     }
 
@@ -139,7 +138,7 @@ impl Crowd {
         }
     }
 
-    fn connect(&mut self, rig: &Rig, pairs: usize) -> Outcome<()> {
+    fn connect(&mut self, rig: &Rig, pairs: usize) -> Result<()> {
         let options = || {
             QpOptions::rc(&self.cq)
                 .max_send_wr(SLOTS)
@@ -156,7 +155,7 @@ impl Crowd {
     }
 
     // Afterwards everything that is allocated on first use exists, and is counted.
-    fn use_each(&mut self) -> Outcome<()> {
+    fn use_each(&mut self) -> Result<()> {
         let sink = self.source;
         for qp in self.near.iter().chain(&self.far) {
             qp.post_receive(ReceiveRequest::new(0, sink))?;
@@ -166,7 +165,7 @@ impl Crowd {
                 &mut self.completions,
                 self.source,
                 self.target,
-            );
+            )?;
         }
         Ok(())
     }
@@ -182,10 +181,10 @@ mod tests {
 
     #[test]
     fn every_choice_reaches_a_pair_that_works() {
-        let rig = Rig::of_environment().unwrap();
+        let rig = Rig::new("ib0").unwrap();
         let mut crowd = Crowd::new(&rig, 3).unwrap();
         for choice in [Choice::Hot, Choice::RoundRobin, Choice::Random] {
-            (0..7).for_each(|_| crowd.write(choice));
+            (0..7).for_each(|_| crowd.write(choice).unwrap());
         }
     }
 }
