@@ -14,7 +14,7 @@ use verbs_api::{
     wr::{self, ReceiveRequest, WorkRequest},
 };
 
-use crate::endpoint::{Chosen, Endpoint, MEMORY, Pair};
+use super::endpoint::{Chosen, Endpoint, MEMORY, Pair};
 
 /// Bytes of the target's memory for which keys are made.
 const EXTENT: usize = 32_768;
@@ -81,7 +81,7 @@ struct Connection {
 }
 
 /// Makes one run.
-pub fn run(seed: u64, rng: &mut SmallRng) {
+pub(crate) fn run(seed: u64, rng: &mut SmallRng) {
     let mut chosen = Chosen::new(QpType::Rc, rng);
     chosen.faults = polyverbs_sim::FaultSpec::default();
     chosen.direct = rng.random_bool(0.5);

@@ -13,7 +13,7 @@ use verbs_api::{
     wr::{self, ReceiveRequest, SendFlags, WorkRequest},
 };
 
-use crate::endpoint::{Chosen, Endpoint, Pair};
+use super::endpoint::{Chosen, Endpoint, Pair};
 
 /// Bytes of the longest message.
 const LONGEST: usize = 6000;
@@ -77,7 +77,7 @@ struct Message {
 }
 
 /// Makes one run: both directions at once, with the requests and faults that the seed chooses.
-pub fn run(seed: u64, rng: &mut SmallRng) {
+pub(crate) fn run(seed: u64, rng: &mut SmallRng) {
     let chosen = Chosen::new(QpType::Rc, rng);
     let pair = Pair::new(chosen, seed, rng);
     let mut run = Run {

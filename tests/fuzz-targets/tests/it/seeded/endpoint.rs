@@ -20,62 +20,62 @@ use verbs_api::{
 };
 
 /// Bytes of each side's memory.
-pub const MEMORY: usize = 1 << 18;
+pub(crate) const MEMORY: usize = 1 << 18;
 
 /// One side of a pair.
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     /// Its open device.
-    pub context: Context,
+    pub(crate) context: Context,
     /// Its domain.
-    pub pd: Pd,
+    pub(crate) pd: Pd,
     /// Its queue of completions.
-    pub cq: Cq,
+    pub(crate) cq: Cq,
     /// Its queue pair.
-    pub qp: Qp,
+    pub(crate) qp: Qp,
     /// Its memory.
-    pub memory: Memory,
+    pub(crate) memory: Memory,
     /// Its memory, with every right.
-    pub mr: Mr,
+    pub(crate) mr: Mr,
     /// Its address.
-    pub address: LinkAddress,
+    pub(crate) address: LinkAddress,
     // Keeps the device alive as long as the rest.
     _engine: Arc<Engine<InfiniBand>>,
 }
 
 /// Both sides and the link between them.
-pub struct Pair {
+pub(crate) struct Pair {
     /// The simulation that drives both sides.
-    pub simulation: Simulation,
+    pub(crate) simulation: Simulation,
     /// The link that joins both sides.
-    pub link: Arc<DatagramLink<Header>>,
+    pub(crate) link: Arc<DatagramLink<Header>>,
     /// The two sides.
-    pub ends: [Endpoint; 2],
+    pub(crate) ends: [Endpoint; 2],
     /// The choices of the seed.
-    pub chosen: Chosen,
+    pub(crate) chosen: Chosen,
 }
 
 /// The choices of the seed about the path.
 #[derive(Clone, Copy, Debug)]
-pub struct Chosen {
+pub(crate) struct Chosen {
     /// The queue pair type.
-    pub qp_type: QpType,
+    pub(crate) qp_type: QpType,
     /// The largest frame of the link.
-    pub mtu: Option<Mtu>,
+    pub(crate) mtu: Option<Mtu>,
     /// The faults of the link.
-    pub faults: FaultSpec,
+    pub(crate) faults: FaultSpec,
     /// The code of the acknowledge timeout.
-    pub timeout: u8,
+    pub(crate) timeout: u8,
     /// The most outstanding reads.
-    pub depth: u8,
+    pub(crate) depth: u8,
     /// The first PSNs.
-    pub psns: [u32; 2],
+    pub(crate) psns: [u32; 2],
     /// Whether there is no link at all.
-    pub direct: bool,
+    pub(crate) direct: bool,
 }
 
 impl Chosen {
     /// Chooses at random.
-    pub fn new(qp_type: QpType, rng: &mut SmallRng) -> Self {
+    pub(crate) fn new(qp_type: QpType, rng: &mut SmallRng) -> Self {
         let mtu = Mtu::from_code(rng.random_range(0..=5));
         let mut rate = |most: u32| {
             let heavy = rng.random_bool(0.5);
@@ -118,7 +118,7 @@ impl Chosen {
     }
 
     /// The acknowledge timeout.
-    pub fn ack_timeout(&self) -> Duration {
+    pub(crate) fn ack_timeout(&self) -> Duration {
         Duration::from_nanos(4096 << self.timeout)
     }
 }
@@ -126,7 +126,7 @@ impl Chosen {
 impl Pair {
     /// Makes and connects an idle pair. With every second seed, frames are encoded as bytes on the link if it cuts messages into
     /// packets.
-    pub fn new(chosen: Chosen, seed: u64, rng: &mut SmallRng) -> Self {
+    pub(crate) fn new(chosen: Chosen, seed: u64, rng: &mut SmallRng) -> Self {
         let delay = Duration::from_micros(rng.random_range(0..150));
         let faults = FaultSpec {
             delay: Between::new(delay / 4, delay),
@@ -152,7 +152,7 @@ impl Pair {
     }
 
     /// Lets some time pass.
-    pub fn run_for(&self, time: Duration) {
+    pub(crate) fn run_for(&self, time: Duration) {
         self.simulation
             .run_for(time)
             .expect("a network that is woken");
@@ -255,39 +255,39 @@ impl Endpoint {
     }
 
     /// The path to this side.
-    pub fn path(&self) -> AddressVector {
+    pub(crate) fn path(&self) -> AddressVector {
         let port = self.context.query_port(1).expect("port 1");
         AddressVector::new(port.address, port.gids[0].gid, 1)
     }
 
     /// The scatter/gather entry of a range of its memory.
-    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+    pub(crate) fn sge(&self, offset: usize, length: usize) -> Sge {
         self.mr
             .sge(offset, length as u32)
             .expect("within the memory")
     }
 
     /// The remote address by which a peer accesses its memory at `offset`.
-    pub fn remote(&self, offset: usize) -> RemoteAddress {
+    pub(crate) fn remote(&self, offset: usize) -> RemoteAddress {
         self.mr.remote(offset as u64)
     }
 
     /// The content of a range of its memory.
-    pub fn octets(&self, offset: usize, length: usize) -> Vec<u8> {
+    pub(crate) fn octets(&self, offset: usize, length: usize) -> Vec<u8> {
         self.memory
             .to_vec(offset, length)
             .expect("within the memory")
     }
 
     /// Writes bytes into its memory.
-    pub fn put(&self, offset: usize, octets: &[u8]) {
+    pub(crate) fn put(&self, offset: usize, octets: &[u8]) {
         self.memory
             .write(offset, octets)
             .expect("within the memory");
     }
 
     /// Every completion that is in the queue.
-    pub fn completions(&self) -> Vec<Completion> {
+    pub(crate) fn completions(&self) -> Vec<Completion> {
         let mut all = Vec::new();
         loop {
             let mut slots: [Completion; 16] = Default::default();

@@ -13,8 +13,8 @@ use verbs_api::{
     wr::{self, ReceiveRequest, UdDestination, WorkRequest},
 };
 
-use crate::endpoint::{Chosen, Pair};
-use crate::reliable::length;
+use super::endpoint::{Chosen, Pair};
+use super::reliable::length;
 
 const SLOT: usize = 8192;
 const SLOTS: usize = 16;
@@ -37,7 +37,7 @@ struct Sent {
 }
 
 /// Makes one run over an unreliable service: from the first side to the second.
-pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
+pub(crate) fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
     let chosen = Chosen::new(qp_type, rng);
     let pair = Pair::new(chosen, seed, rng);
     let [from, to] = &pair.ends;

@@ -40,7 +40,7 @@ const MEMORY: usize = RECEIVES + SLOT * REQUESTS;
 
 /// How a stream may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// The stream does not end: it is only slow.
     Never,
     /// The stream is reset after some frames.
@@ -82,7 +82,7 @@ struct Run {
 }
 
 /// Makes one run.
-pub fn run(end: End, seed: u64, rng: &mut SmallRng) {
+pub(crate) fn run(end: End, seed: u64, rng: &mut SmallRng) {
     let mut run = Run::new(end, seed, rng);
     let [from, to] = &run.sides;
     let shared: Vec<u8> = (0..SLOT).map(|_| rng.random()).collect();
