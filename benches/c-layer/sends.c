@@ -1,4 +1,4 @@
-/* Prints the nanoseconds that a turn takes, of 64 bytes: the counterpart of benches/src/bin/sends.rs through the C library.
+/* Prints the nanoseconds that a turn takes, of 64 bytes: the counterpart of benches/src/bin/bench/sends.rs through the C library.
  *
  *     turn   a receive and a signaled send, posted, and both polled
  *     send   a signaled send, posted and polled; its receive is posted before and polled after the timed part

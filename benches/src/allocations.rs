@@ -5,14 +5,14 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use anyhow::Result;
 use polyverbs::{
     Batch, Buffer, BufferPool, Completion, Cq, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
     wr::{self, ReceiveRequest, WorkRequest},
 };
 
-use crate::Outcome;
 use crate::loopback::BATCH;
-use crate::rig::{PEERS, REMOTE, Rig};
+use crate::rig::{PEERS, Rig};
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
@@ -181,12 +181,12 @@ impl Bench {
 ///
 /// # Errors
 /// The device refused.
-pub fn per_request(rig: &Rig, turns: u32) -> Outcome<Vec<(&'static str, u64)>> {
+pub fn per_request(rig: &Rig, turns: u32) -> Result<Vec<(&'static str, u64)>> {
     let cq = rig.context.create_cq(256).wait()?;
     let near = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
     let far = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
     connect_pair(&near, &far, PEERS).wait()?;
-    let (_memory, region) = rig.memory(4096, REMOTE)?;
+    let (_memory, region) = rig.memory(4096, rig.remote())?;
     let mut bench = Bench {
         near,
         far,

@@ -19,6 +19,13 @@ fn first_two() -> Option<[usize; 2]> {
     Some([cpus.next()?, cpus.next()?])
 }
 
+/// Pins this thread to the first of its processors, where it may use two.
+pub fn pin() {
+    if let Some([first, _]) = two() {
+        pin_to(first);
+    }
+}
+
 /// Pins this thread to one processor; returns whether that succeeded.
 pub fn pin_to(cpu: usize) -> bool {
     let mut set = CpuSet::new();

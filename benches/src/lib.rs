@@ -1,4 +1,5 @@
-//! Tools for measurements: yardsticks of the machine, connected queue pairs, and samples that pair the two.
+//! The measuring library: yardsticks of the machine, connected queue pairs, and samples that pair the two. The program `bench`
+//! of this package measures with it, and so does the command `polyverbs perf`.
 //!
 //! An absolute figure says little on a machine that others share. Therefore every figure is measured next to a
 //! [yardstick], the cost of the primitive that bounds it, immediately before and immediately after; the ratio of the
@@ -6,20 +7,12 @@
 #![deny(unsafe_code)]
 
 pub mod allocations;
-pub mod command;
 pub mod cpu;
-pub mod crowd;
-pub mod idle;
 pub mod loopback;
 pub mod memory;
 pub mod partner;
 pub mod ping_pong;
-pub mod raw;
-pub mod report;
 pub mod rig;
 pub mod sample;
-pub mod wired;
+pub mod side;
 pub mod yardstick;
-
-/// The result of setting up a measurement, or the reason why it failed.
-pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

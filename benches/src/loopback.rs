@@ -1,33 +1,35 @@
-//! Two connected queue pairs, and one thread that posts to one of them and polls.
+//! Two connected queue pairs of a device, and one thread that posts to one of them and polls.
 
+use anyhow::Result;
 use polyverbs::{
-    Batch, Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
+    Batch, Completion, Cq, QpOptions, RemoteAddress, Sge,
     wr::{self, WorkRequest},
 };
 
-use crate::Outcome;
 use crate::memory::plain_copy;
-use crate::rig::{PEERS, REMOTE, Rig};
+use crate::rig::Rig;
+use crate::side::Side;
 
-/// Requests of a batch: one doorbell, the last one signaled.
+/// The most requests of a batch: one doorbell, the last one signaled.
 pub const BATCH: usize = 32;
 
-/// The number of places in memory that consecutive requests use in turn, for the source and for the target.
-const PLACES: usize = 2;
+/// Room of each queue.
+const ROOM: u32 = 64;
+/// Requests up to this length use two places in turn, longer ones a single place: memory for two may be much.
+const LONGEST_IN_TURN: u32 = 1 << 20;
 
-/// Two connected queue pairs on one completion queue, and one region that both ends use.
+/// Two connected ends, one of which contributes only memory.
 pub struct Loopback {
-    near: Qp,
-    cq: Cq,
-    completions: [Completion; 1],
-    memory: Memory,
+    near: Side,
+    far: Side,
+    slot: [Completion; 1],
     length: u32,
     turn: usize,
-    sources: [Sge; PLACES],
-    targets: [RemoteAddress; PLACES],
+    /// The places of consecutive requests in the memory of each end.
+    places: [usize; 2],
+    sources: [Sge; 2],
+    targets: [RemoteAddress; 2],
     batch: Batch<'static>,
-    _far: Qp,
-    _region: Mr,
 }
 
 impl Loopback {
@@ -35,133 +37,131 @@ impl Loopback {
     ///
     /// # Errors
     /// The device refused.
-    pub fn new(rig: &Rig, length: u32) -> Outcome<Self> {
-        Self::with(rig, length, |_, cq| Ok(QpOptions::rc(cq)))
+    pub fn new(rig: &Rig, length: u32) -> Result<Self> {
+        let options = |cq: &Cq| Ok(QpOptions::rc(cq).max_send_wr(ROOM).max_recv_wr(ROOM));
+        Self::with(rig, length, options)
     }
 
     /// Connects a pair whose queue pairs have every operation that extensions add.
     ///
     /// # Errors
     /// The device refused.
-    pub fn extended(rig: &Rig, length: u32) -> Outcome<Self> {
-        Self::with(rig, length, Rig::extended)
+    pub fn extended(rig: &Rig, length: u32) -> Result<Self> {
+        Self::with(rig, length, |cq| rig.extended(cq))
     }
 
-    fn with(
-        rig: &Rig,
-        length: u32,
-        options: impl FnOnce(&Rig, &Cq) -> Outcome<QpOptions>,
-    ) -> Outcome<Self> {
-        let cq = rig.context.create_cq(256).wait()?;
-        let options = options(rig, &cq)?;
-        let near = rig.pd.create_qp(options.clone()).wait()?;
-        let far = rig.pd.create_qp(options).wait()?;
-        connect_pair(&near, &far, PEERS).wait()?;
-        let size = length as usize;
-        let (memory, region) = rig.memory(2 * PLACES * size.next_multiple_of(8), REMOTE)?;
-        let source = |turn| region.sge(turn * size, length);
+    fn with(rig: &Rig, length: u32, options: impl Fn(&Cq) -> Result<QpOptions>) -> Result<Self> {
+        let size = (length as usize).next_multiple_of(8);
+        let second = if length <= LONGEST_IN_TURN { size } else { 0 };
+        let side = || Side::with(rig, second + size, rig.remote(), 2 * ROOM, &options);
+        let (near, far) = (side()?, side()?);
+        near.touch();
+        far.touch();
+        near.connect(&far)?;
+        let source = |place| near.region.sge(place, length);
         Ok(Self {
-            near,
-            cq,
-            completions: Default::default(),
-            memory,
+            slot: Default::default(),
             length,
             turn: 0,
-            sources: [source(0)?, source(1)?],
-            targets: [0, 1].map(|turn| region.remote(((PLACES + turn) * size) as u64)),
+            places: [0, second],
+            sources: [source(0)?, source(second)?],
+            targets: [0, second].map(|place| far.region.remote(place as u64)),
             batch: Batch::with_capacity(BATCH),
-            _far: far,
-            _region: region,
+            near,
+            far,
         })
     }
 
+    /// Bytes of a request.
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+
     /// Posts and polls a write.
+    ///
+    /// # Errors
+    /// It was refused, or it failed.
     #[inline]
-    pub fn write(&mut self) {
-        let (source, target) = self.places();
-        self.run(wr::Write::new(source, target).signaled(1));
+    pub fn write(&mut self) -> Result<()> {
+        let (source, target) = self.next_places();
+        self.run(wr::Write::new(source, target).signaled(1))
     }
 
     /// Posts and polls a read.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
     #[inline]
-    pub fn read(&mut self) {
-        let (source, target) = self.places();
-        self.run(wr::Read::new(source, target).signaled(1));
+    pub fn read(&mut self) -> Result<()> {
+        let (source, target) = self.next_places();
+        self.run(wr::Read::new(source, target).signaled(1))
     }
 
-    /// Posts and polls a compare-and-swap whose comparison fails. For loopbacks of 8 bytes.
+    /// Posts and polls a fetch-and-add. For loopbacks of 8 bytes.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
     #[inline]
-    pub fn compare_swap(&mut self) {
-        let (source, target) = self.places();
-        self.run(wr::CompareSwap::new(source, target, u64::MAX, 0).signaled(1));
+    pub fn fetch_add(&mut self) -> Result<()> {
+        let (source, target) = self.next_places();
+        self.run(wr::FetchAdd::new(source, target, 1).signaled(1))
     }
 
-    /// Posts and polls a compare-and-swap that swaps. For loopbacks of 8 bytes.
+    /// Posts and polls a compare-and-swap that swaps 0 for 0, or whose comparison fails. For loopbacks of 8 bytes in which nothing
+    /// else is written.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
     #[inline]
-    pub fn compare_swap_taken(&mut self) {
-        let (source, target) = self.places();
-        self.run(wr::CompareSwap::new(source, target, 0, 0).signaled(1));
+    pub fn compare_swap(&mut self, swaps: bool) -> Result<()> {
+        let (source, target) = self.next_places();
+        let expected = if swaps { 0 } else { u64::MAX };
+        self.run(wr::CompareSwap::new(source, target, expected, 0).signaled(1))
     }
 
-    /// Posts a batch of writes with one doorbell, and polls the last write, which is signaled.
+    /// Posts a batch of so many writes with one doorbell, and polls the last write, which is signaled.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
     #[inline]
-    pub fn write_batch(&mut self) {
-        for index in 1..=BATCH {
-            let (source, target) = self.places();
+    pub fn write_batch(&mut self, count: usize) -> Result<()> {
+        for index in 1..=count {
+            let (source, target) = self.next_places();
             let write = wr::Write::new(source, target);
-            let last = index == BATCH;
-            self.batch
-                .push(if last { write.signaled(1) } else { write });
+            let is_last = index == count;
+            let write = if is_last { write.signaled(1) } else { write };
+            self.batch.push(write);
         }
-        self.near
-            .post(&mut self.batch)
-            .expect("writes within the region");
-        self.poll();
+        self.near.qp.post(&mut self.batch)?;
+        self.near.complete(&mut self.slot)
     }
 
     /// Copies the bytes of the next write with a plain copy.
     #[inline]
     #[allow(unsafe_code)]
     pub fn copy(&mut self) {
-        let size = self.length as usize;
-        let turn = self.next_turn();
-        let (from, to) = (turn * size, (PLACES + turn) * size);
-        // SAFETY: only this loopback knows the memory, and each of its requests was polled before it returned.
-        unsafe { plain_copy(&self.memory, from, to, size) }.expect("places within the memory");
+        let at = self.places[self.next_turn()];
+        let (source, target) = ((&self.near.memory, at), (&self.far.memory, at));
+        // SAFETY: only this loopback knows the two, and each of its requests was polled before it returned.
+        unsafe { plain_copy(source, target, self.length as usize) }
+            .expect("places within the memory");
     }
 
     #[inline]
-    fn run(&mut self, request: impl Into<WorkRequest<'static>>) {
-        self.near
-            .post_one(request)
-            .expect("a request within the region");
-        self.poll();
+    fn run(&mut self, request: impl Into<WorkRequest<'static>>) -> Result<()> {
+        self.near.post(request)?;
+        self.near.complete(&mut self.slot)
     }
 
     #[inline]
-    fn poll(&mut self) {
-        loop {
-            let done = self
-                .cq
-                .poll(&mut self.completions)
-                .expect("a queue that does not overrun");
-            if let Some(done) = done.first() {
-                assert!(done.status.is_success());
-                return;
-            }
-            std::hint::spin_loop();
-        }
-    }
-
-    #[inline]
-    fn places(&mut self) -> (Sge, RemoteAddress) {
+    fn next_places(&mut self) -> (Sge, RemoteAddress) {
         let turn = self.next_turn();
         (self.sources[turn], self.targets[turn])
     }
 
     #[inline]
     fn next_turn(&mut self) -> usize {
-        self.turn = (self.turn + 1) % PLACES;
+        self.turn ^= 1;
         self.turn
     }
 }

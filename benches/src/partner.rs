@@ -1,8 +1,8 @@
 //! The second thread of a measurement.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
 use crate::cpu;
@@ -10,7 +10,7 @@ use crate::sample::pace;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The second thread of a measurement, on a processor of its own.
+/// The second thread of a measurement.
 pub struct Partner {
     work: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
@@ -18,65 +18,71 @@ pub struct Partner {
 }
 
 impl Partner {
-    /// Starts the second thread, and pins it and this one to different processors.
+    /// Starts the second thread.
     pub fn start() -> Self {
-        let cpus = cpu::two();
         let (sender, receiver) = channel::<Work>();
         let thread = thread::spawn(move || receiver.iter().for_each(|work| work()));
-        let mut partner = Self {
+        Self {
             work: Some(sender),
             thread: Some(thread),
             apart: false,
-        };
-        let Some([ours, theirs]) = cpus else {
-            return partner;
-        };
-        let pinned = Arc::new(AtomicBool::new(false));
-        let tell_pinned = Arc::clone(&pinned);
-        partner.with(
-            move || tell_pinned.store(cpu::pin_to(theirs), Ordering::Release),
-            || (),
-        );
-        partner.apart = cpu::pin_to(ours) && pinned.load(Ordering::Acquire);
+        }
+    }
+
+    /// Starts the second thread, and pins it and this one to different processors.
+    pub fn pinned() -> Self {
+        let cpus = cpu::two();
+        let mut partner = Self::start();
+        if let Some([ours, theirs]) = cpus {
+            let pinned = partner.with(move || cpu::pin_to(theirs), || cpu::pin_to(ours));
+            partner.apart = pinned == (true, true);
+        }
         partner
     }
 
-    /// Whether the two threads are on different processors.
+    /// Whether the two threads are pinned to different processors.
     pub fn is_apart(&self) -> bool {
         self.apart
     }
 
-    /// Runs `theirs` on the partner's thread and `ours` on this one, once both are awake; returns when both ended.
-    pub fn with<T>(&self, theirs: impl FnOnce() + Send + 'static, ours: impl FnOnce() -> T) -> T {
-        let [awake, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (tell_awake, tell_ended) = (Arc::clone(&awake), Arc::clone(&ended));
+    /// Runs `theirs` on the partner's thread and `ours` on this one, once both are awake; returns the results of both.
+    ///
+    /// # Panics
+    /// If the partner panicked.
+    pub fn with<T, U: Send + 'static>(
+        &self,
+        theirs: impl FnOnce() -> U + Send + 'static,
+        ours: impl FnOnce() -> T,
+    ) -> (U, T) {
+        let awake = Arc::new(AtomicBool::new(false));
+        let is_awake = Arc::clone(&awake);
+        let (sender, result) = channel();
         let work = Box::new(move || {
-            tell_awake.store(true, Ordering::Release);
-            theirs();
-            tell_ended.store(true, Ordering::Release);
+            awake.store(true, Ordering::Release);
+            // The thread that started this waits for it, unless it panicked.
+            let _ = sender.send(theirs());
         });
-        let sender = self
-            .work
-            .as_ref()
-            .expect("the partner runs until this is dropped");
-        sender
-            .send(work)
-            .expect("the partner ended early: it panicked");
-        wait_until(&awake);
-        let result = ours();
-        wait_until(&ended);
-        result
+        let partner = self.work.as_ref();
+        let partner = partner.expect("the partner runs until this is dropped");
+        partner.send(work).expect("the partner has not panicked");
+        while !is_awake.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let ours = ours();
+        loop {
+            match result.try_recv() {
+                Ok(theirs) => return (theirs, ours),
+                // A thread that slept here would begin the next measurement on a processor that has slept too.
+                Err(TryRecvError::Empty) => thread::yield_now(),
+                Err(TryRecvError::Disconnected) => panic!("the partner has panicked"),
+            }
+        }
     }
 
     /// The slower pace of the two threads.
     pub fn pace(&self) -> f64 {
-        let theirs = Arc::new(AtomicU64::new(0));
-        let tell = Arc::clone(&theirs);
-        let ours = self.with(
-            move || tell.store(pace().to_bits(), Ordering::Release),
-            pace,
-        );
-        ours.max(f64::from_bits(theirs.load(Ordering::Acquire)))
+        let (theirs, ours) = self.with(pace, pace);
+        ours.max(theirs)
     }
 }
 
@@ -84,11 +90,5 @@ impl Drop for Partner {
     fn drop(&mut self) {
         drop(self.work.take());
         let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn wait_until(flag: &AtomicBool) {
-    while !flag.load(Ordering::Acquire) {
-        thread::yield_now();
     }
 }

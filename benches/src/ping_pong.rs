@@ -1,199 +1,259 @@
-//! Two threads on two processors that send to each other.
+//! Two ends that send a message to and fro: two threads of this process, or two processes.
 
 use std::sync::Arc;
 
+use anyhow::Result;
 use polyverbs::provider::Mutex;
 use polyverbs::{
-    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, Sge, connect_pair,
-    wr::{self, ReceiveRequest},
+    Completion, Sge,
+    wr::{self, Data, ReceiveRequest},
 };
 
-use crate::Outcome;
 use crate::partner::Partner;
 use crate::rig::{LOCAL, Rig};
-use crate::sample::nanoseconds;
+use crate::sample::timed;
+use crate::side::{Side, check};
 
-/// The least number of posted receives: a message waits neither for a receive nor for the cache line that holds it.
-const AHEAD: usize = 512;
+/// Receives that are posted ahead: a message waits neither for a receive nor for the cache line that holds it.
+const AHEAD: u32 = 512;
 /// Receives posted together.
 const AT_ONCE: usize = 8;
-/// Bytes of a message.
-pub const MESSAGE: u32 = 64;
-/// Polls before a message counts as lost: these take seconds, and half a minute over sockets.
-const PATIENCE: u32 = 1 << 27;
+/// Room for sends.
+const SENDS: u32 = 64;
 
-/// How the two sides send.
+/// How the two ends send.
 #[derive(Clone, Copy, Debug)]
 pub struct SendPattern {
-    /// One of so many sends is signaled.
+    /// Bytes of a message.
+    pub size: u32,
+    /// One of so many sends is signaled: its completion covers the sends before it.
     pub signaled_every: u64,
     /// Whether the receiver reads the message, and sends its content back.
     pub read: bool,
+    /// Whether a message that is short enough is passed with its request.
+    pub inline: bool,
 }
 
 impl Default for SendPattern {
-    /// One of 32 sends is signaled, and the receiver does not read the message: the programs of rdma-core measure in this way.
+    /// 64 bytes from registered memory; one of 32 sends is signaled, and the receiver does not read the message: the programs
+    /// of rdma-core measure in this way.
     fn default() -> Self {
         Self {
+            size: 64,
             signaled_every: 32,
             read: false,
+            inline: false,
         }
     }
 }
 
-/// One side: a queue pair, its completion queue, its receives.
-struct Side {
-    qp: Qp,
-    cq: Cq,
-    memory: Memory,
-    source: Sge,
-    slots: Vec<Sge>,
-    refill: Vec<ReceiveRequest<'static>>,
-    completions: [Completion; 1],
-    sent: u64,
-    received: u64,
+/// One of two that send to each other.
+pub struct Player {
+    side: Arc<Side>,
     pattern: SendPattern,
-    _region: Mr,
+    source: Sge,
+    room: Sge,
+    room_at: usize,
+    inline: Option<Vec<u8>>,
+    slot: [Completion; 1],
+    sent: u64,
+    // Receives to be posted again.
+    refill: Vec<ReceiveRequest<'static>>,
 }
 
-/// Two connected queue pairs, one for each thread, that send 64 bytes to and fro.
-pub struct PingPong {
-    near: Side,
-    far: Arc<Mutex<Side>>,
-}
-
-impl PingPong {
-    /// Connects two queue pairs of a device, each with a completion queue of its own.
+impl Player {
+    /// A player who sends from the start of the memory of its side, and receives at this place in it. Its caller posts the first
+    /// receives.
     ///
     /// # Errors
-    /// The device refused.
-    pub fn new(rig: &Rig, pattern: SendPattern) -> Outcome<Self> {
-        Self::between([rig, rig], pattern)
-    }
-
-    /// Connects queue pairs of two devices.
-    ///
-    /// # Errors
-    /// One of the devices refused.
-    pub fn between([near, far]: [&Rig; 2], pattern: SendPattern) -> Outcome<Self> {
-        let (near, far) = (Side::new(near, pattern)?, Side::new(far, pattern)?);
-        connect_pair(&near.qp, &far.qp, Access::empty()).wait()?;
-        let mut sides = [near, far];
-        for side in &mut sides {
-            while side.refill.len() >= AT_ONCE {
-                let mut now: Vec<_> = side.refill.drain(..AT_ONCE).collect();
-                side.qp.post_receives(&mut now)?;
-            }
-        }
-        let [near, far] = sides;
+    /// The memory is too small.
+    pub fn new(side: Arc<Side>, room_at: usize, pattern: SendPattern) -> Result<Self> {
+        let size = pattern.size;
+        let is_inline = pattern.inline && size <= side.qp.cap().max_inline_data;
         Ok(Self {
-            near,
-            far: Arc::new(Mutex::new(far)),
-        })
-    }
-
-    /// Half a round trip in nanoseconds, over `round_trips` of them.
-    pub fn half_round_trip(&mut self, partner: &Partner, round_trips: u64) -> f64 {
-        let far = Arc::clone(&self.far);
-        let echo = move || {
-            let mut far = far.lock();
-            (0..round_trips).for_each(|_| far.answer());
-        };
-        let near = &mut self.near;
-        partner.with(echo, || nanoseconds(round_trips, || near.ask())) / 2.0
-    }
-}
-
-impl Side {
-    fn new(rig: &Rig, pattern: SendPattern) -> Outcome<Self> {
-        let cq = rig.context.create_cq(2 * AHEAD as u32).wait()?;
-        let options = QpOptions::rc(&cq).max_recv_wr(AHEAD as u32).max_send_wr(64);
-        let qp = rig.pd.create_qp(options).wait()?;
-        let (memory, region) = rig.memory(MESSAGE as usize * (AHEAD + 1), LOCAL)?;
-        let source = region.sge(0, MESSAGE)?;
-        let slot = |slot| region.sge(MESSAGE as usize * (slot + 1), MESSAGE);
-        let slots: Vec<_> = (0..AHEAD).map(slot).collect::<Result<_, _>>()?;
-        let receive = |(slot, sge): (usize, &Sge)| ReceiveRequest::new(slot as u64, *sge);
-        Ok(Self {
-            qp,
-            cq,
-            memory,
-            source,
-            refill: slots.iter().enumerate().map(receive).collect(),
-            slots,
-            completions: Default::default(),
+            source: side.region.sge(0, size)?,
+            room: side.region.sge(room_at, size)?,
+            room_at,
+            inline: is_inline.then(|| vec![0; size as usize]),
+            slot: Default::default(),
             sent: 0,
-            received: 0,
+            refill: Vec::with_capacity(AT_ONCE),
+            side,
             pattern,
-            _region: region,
         })
     }
 
-    fn ask(&mut self) {
-        self.send();
-        self.refill();
-        self.receive();
-    }
-
-    fn answer(&mut self) {
-        self.receive();
-        self.send();
-        self.refill();
-    }
-
+    /// Sends a message and waits for its answer; `next` waits for completions.
+    ///
+    /// # Errors
+    /// A request failed or was refused, or `next` fails.
     #[inline]
-    fn send(&mut self) {
+    pub fn ask(
+        &mut self,
+        next: impl FnMut(&Side, &mut [Completion]) -> Result<usize>,
+    ) -> Result<()> {
+        self.send()?;
+        self.receive(next)
+    }
+
+    /// Waits for a message and answers it.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    #[inline]
+    pub fn answer(
+        &mut self,
+        next: impl FnMut(&Side, &mut [Completion]) -> Result<usize>,
+    ) -> Result<()> {
+        self.receive(next)?;
+        self.send()
+    }
+
+    /// Sends a message. Every few messages it posts receives in the place of those that were used: after the message, where they
+    /// do not delay it.
+    ///
+    /// # Errors
+    /// A request was refused.
+    #[inline]
+    pub fn send(&mut self) -> Result<()> {
+        let data = match &self.inline {
+            Some(bytes) => Data::from(bytes.as_slice()),
+            None => Data::from(self.source),
+        };
+        let mut send = wr::Send::new(data);
         self.sent += 1;
-        let mut send = wr::Send::new(self.source);
         if self.sent.is_multiple_of(self.pattern.signaled_every) {
             send = send.signaled(self.sent);
         }
-        self.qp
-            .post_one(send)
-            .expect("a send to a peer that has receives");
-    }
-
-    // Spins until the next message has arrived.
-    #[inline]
-    fn receive(&mut self) {
-        for _ in 0..PATIENCE {
-            let done = self
-                .cq
-                .poll(&mut self.completions)
-                .expect("a queue that does not overrun");
-            let Some(done) = done.first() else {
-                std::hint::spin_loop();
-                continue;
-            };
-            assert!(done.status.is_success());
-            if !done.opcode.is_receive() {
-                continue;
-            }
-            let slot = done.wr_id as usize;
-            if self.pattern.read {
-                let offset = MESSAGE as usize * (slot + 1);
-                let found = self
-                    .memory
-                    .load_u64(offset)
-                    .expect("an aligned word of the slot");
-                self.memory
-                    .store_u64(0, found + 1)
-                    .expect("an aligned word of the source");
-            }
-            self.received += 1;
-            self.refill
-                .push(ReceiveRequest::new(slot as u64, self.slots[slot]));
-            return;
+        self.side.post(send)?;
+        self.refill.push(ReceiveRequest::new(0, self.room));
+        if self.refill.len() == AT_ONCE {
+            self.side.qp.post_receives(&mut self.refill)?;
         }
-        panic!("a message was lost");
+        Ok(())
     }
 
     #[inline]
-    fn refill(&mut self) {
-        if self.refill.len() >= AT_ONCE {
-            self.qp
-                .post_receives(&mut self.refill)
-                .expect("receives that were taken before");
+    fn receive(
+        &mut self,
+        mut next: impl FnMut(&Side, &mut [Completion]) -> Result<usize>,
+    ) -> Result<()> {
+        loop {
+            next(&self.side, &mut self.slot)?;
+            check(&self.slot[0])?;
+            if self.slot[0].opcode.is_receive() {
+                break;
+            }
         }
+        if self.pattern.read {
+            let found = self.side.memory.load_u64(self.room_at)?;
+            self.side.memory.store_u64(0, found + 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// Two connected players, one for each thread.
+pub struct PingPong {
+    near: Player,
+    far: Arc<Mutex<Player>>,
+    sides: [Arc<Side>; 2],
+}
+
+impl PingPong {
+    /// Connects queue pairs of two devices, or of one that is named twice, each with a completion queue of its own.
+    ///
+    /// # Errors
+    /// One of the devices refused.
+    pub fn new(rigs: [&Rig; 2], pattern: SendPattern) -> Result<Self> {
+        // The message that arrives has a cache line of its own, apart from the message that is sent.
+        let room_at = (pattern.size as usize).next_multiple_of(128);
+        let side = |rig| Side::new(rig, 2 * room_at, LOCAL, [SENDS, AHEAD]);
+        let [near, far] = rigs.map(side);
+        let sides = [Arc::new(near?), Arc::new(far?)];
+        sides[0].connect(&sides[1])?;
+        let player = |side: &Arc<Side>| Player::new(Arc::clone(side), room_at, pattern);
+        let [near, far] = sides.each_ref().map(player);
+        let (near, far) = (near?, far?);
+        for player in [&near, &far] {
+            // One more fits: the player who begins posts it before any message has arrived.
+            for _ in 1..AHEAD {
+                let receive = ReceiveRequest::new(0, player.room);
+                player.side.qp.post_receive(receive)?;
+            }
+        }
+        Ok(Self {
+            near,
+            far: Arc::new(Mutex::new(far)),
+            sides,
+        })
+    }
+
+    /// Has `ours` play with the partner, who answers so many messages.
+    ///
+    /// # Errors
+    /// `ours` or the partner failed. Both queue pairs are flushed then, so that neither waits for the other any longer.
+    pub fn play<T>(
+        &mut self,
+        partner: &Partner,
+        round_trips: u64,
+        ours: impl FnOnce(&mut Player) -> Result<T>,
+    ) -> Result<T> {
+        let (far, sides) = (Arc::clone(&self.far), self.sides.clone());
+        let echo = move || {
+            let mut far = far.lock();
+            let answered = (0..round_trips).try_for_each(|_| far.answer(Side::next));
+            or_hang_up(&sides, answered)
+        };
+        let (answered, played) =
+            partner.with(echo, || or_hang_up(&self.sides, ours(&mut self.near)));
+        let played = played?;
+        answered?;
+        Ok(played)
+    }
+
+    /// Half of a round trip in nanoseconds, over `round_trips` of them.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub fn half_round_trip(&mut self, partner: &Partner, round_trips: u64) -> Result<f64> {
+        let ask = |near: &mut Player| timed(round_trips, || near.ask(Side::next));
+        Ok(self.play(partner, round_trips, ask)? / 2.0)
+    }
+}
+
+fn or_hang_up<T>(sides: &[Arc<Side>; 2], result: Result<T>) -> Result<T> {
+    result.inspect_err(|_| sides.iter().for_each(|side| side.hang_up()))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn a_player_who_gives_up_ends_the_wait_of_the_other() {
+        let rig = Rig::new("ib0").unwrap();
+        let mut pair = PingPong::new([&rig, &rig], SendPattern::default()).unwrap();
+        let partner = Partner::start();
+        let gives_up = |near: &mut Player| -> Result<()> {
+            near.ask(Side::next)?;
+            bail!("enough")
+        };
+        let ended = pair.play(&partner, 1000, gives_up);
+        assert_eq!(ended.unwrap_err().to_string(), "enough");
+    }
+
+    #[test]
+    fn messages_that_are_read_come_back_counted() {
+        let rig = Rig::new("ib0").unwrap();
+        let pattern = SendPattern {
+            read: true,
+            ..SendPattern::default()
+        };
+        let mut pair = PingPong::new([&rig, &rig], pattern).unwrap();
+        pair.half_round_trip(&Partner::start(), 20).unwrap();
+        assert_eq!(pair.sides[0].memory.load_u64(0).unwrap(), 40);
     }
 }

@@ -1,18 +1,11 @@
 //! A device, and the objects that every measurement needs of it.
 
+use anyhow::Result;
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
     Access, Context, Cq, Device, Memory, Mr, Pd, QpOptions, Requirements, capability::BaselineGaps,
-    extension::Extensions,
+    extension::Extensions, portable::read_sink_access,
 };
-
-use crate::Outcome;
-
-/// The device that is measured unless the user names another.
-pub const DEFAULT_DEVICE: &str = "ib0";
-
-/// The environment variable that names another device, for runs that take no arguments.
-pub const DEVICE_VARIABLE: &str = "POLYVERBS_BENCH_DEVICE";
 
 /// Rights of memory that only local requests access.
 pub const LOCAL: Access = Access::LOCAL_WRITE;
@@ -21,9 +14,6 @@ pub const LOCAL: Access = Access::LOCAL_WRITE;
 pub const PEERS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
-
-/// Rights of memory that peers access, and that may be the sink of reads on every transport.
-pub const REMOTE: Access = Access::LOCAL_WRITE.union(PEERS);
 
 /// A device that is opened for every feature that it has, with a protection domain.
 pub struct Rig {
@@ -39,7 +29,7 @@ impl Rig {
     ///
     /// # Errors
     /// There is neither such a kind nor such a device.
-    pub fn new(device: &str) -> Outcome<Self> {
+    pub fn new(device: &str) -> Result<Self> {
         match polyverbs::registry()?.device(device) {
             Some(registered) if emulated::kind(device).is_none() => Self::open(registered),
             _ => Self::with(device, &EmulatedOptions::default()),
@@ -50,7 +40,7 @@ impl Rig {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn without_extensions(device: &str) -> Outcome<Self> {
+    pub fn without_extensions(device: &str) -> Result<Self> {
         let options = EmulatedOptions {
             extensions: Some(Extensions::new()),
             ..EmulatedOptions::default()
@@ -58,7 +48,7 @@ impl Rig {
         Self::with(device, &options)
     }
 
-    fn with(device: &str, options: &EmulatedOptions) -> Outcome<Self> {
+    fn with(device: &str, options: &EmulatedOptions) -> Result<Self> {
         Self::open(&emulated::device(device, options)?)
     }
 
@@ -66,18 +56,10 @@ impl Rig {
     ///
     /// # Errors
     /// The device refuses.
-    pub fn open(device: &Device) -> Outcome<Self> {
+    pub fn open(device: &Device) -> Result<Self> {
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         Ok(Self { context, pd })
-    }
-
-    /// Makes or opens the device that the environment names.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn of_environment() -> Outcome<Self> {
-        Self::new(&device_of_environment())
     }
 
     /// Whether queue pairs have atomic operations.
@@ -89,11 +71,18 @@ impl Rig {
             .contains(BaselineGaps::NO_ATOMICS)
     }
 
+    /// Rights of memory that peers access and that may be the sink of reads, as far as this device has them.
+    pub fn remote(&self) -> Access {
+        let mut rights = PEERS | read_sink_access(&self.context).access;
+        rights.set(Access::REMOTE_ATOMIC, self.has_atomics());
+        rights
+    }
+
     /// Options of queue pairs that do every operation which an extension adds to reliable connections.
     ///
     /// # Errors
     /// The linked extensions do not fit together.
-    pub fn extended(&self, cq: &Cq) -> Outcome<QpOptions> {
+    pub fn extended(&self, cq: &Cq) -> Result<QpOptions> {
         let extensions = Extensions::linked()?;
         let all = extensions
             .iter()
@@ -109,21 +98,13 @@ impl Rig {
         Ok(options)
     }
 
-    /// Allocates page-aligned memory of this length, touches it, and registers it.
+    /// Allocates page-aligned memory of this length and registers it.
     ///
     /// # Errors
     /// Out of memory, or the device refused.
-    pub fn memory(&self, length: usize, access: Access) -> Outcome<(Memory, Mr)> {
+    pub fn memory(&self, length: usize, access: Access) -> Result<(Memory, Mr)> {
         let memory = Memory::zeroed(length)?;
-        for page in (0..length).step_by(4096) {
-            memory.write(page, &[1])?;
-        }
         let region = self.pd.register(&memory, access).wait()?;
         Ok((memory, region))
     }
-}
-
-/// The device that the environment names, or the default one.
-pub fn device_of_environment() -> String {
-    std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| DEFAULT_DEVICE.to_owned())
 }

@@ -1,17 +1,34 @@
 //! Samples: a figure, and its yardstick immediately before and after it.
 
+use std::convert::Infallible;
 use std::hint::black_box;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use anyhow::Result;
 
 /// Nanoseconds for each of `turns` runs of `work`.
 #[inline]
 pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
+    let Ok(each) = timed(turns, || {
+        work();
+        Ok::<_, Infallible>(())
+    });
+    each
+}
+
+/// Nanoseconds for each of `turns` runs of `work`.
+///
+/// # Errors
+/// `work` failed.
+#[inline]
+pub fn timed<E>(turns: u64, mut work: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let began = Instant::now();
     for _ in 0..turns {
-        work();
+        work()?;
     }
-    began.elapsed().as_nanos() as f64 / turns as f64
+    Ok(began.elapsed().as_nanos() as f64 / turns as f64)
 }
 
 /// The median; of an even number of values, the upper one of the middle two. 0 if there are no values.
@@ -69,12 +86,15 @@ pub fn pace() -> f64 {
     reading
 }
 
-/// Measures the pace for this long, so that the first samples have a best pace with which they are compared.
-pub fn find_best_pace(time: Duration) {
-    let began = Instant::now();
-    while began.elapsed() < time {
-        pace();
-    }
+/// Measures the pace for a second, once, so that the first samples have a best pace with which they are compared.
+fn find_best_pace() {
+    static FOUND: Once = Once::new();
+    FOUND.call_once(|| {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
+            pace();
+        }
+    });
 }
 
 fn best_pace() -> f64 {
@@ -90,26 +110,33 @@ pub struct Samples {
 
 impl Samples {
     /// Takes `rounds` samples: the yardstick, the figure, the yardstick.
+    ///
+    /// # Errors
+    /// The yardstick or the figure could not be measured.
     pub fn take(
         rounds: usize,
-        yardstick: impl FnMut() -> f64,
-        figure: impl FnMut() -> f64,
-    ) -> Self {
+        yardstick: impl FnMut() -> Result<f64>,
+        figure: impl FnMut() -> Result<f64>,
+    ) -> Result<Self> {
         Self::take_at(rounds, pace, yardstick, figure)
     }
 
     /// Takes samples with the pace of all participating threads: that of the slowest.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
     pub fn take_at(
         rounds: usize,
         pace: impl FnMut() -> f64,
-        yardstick: impl FnMut() -> f64,
-        figure: impl FnMut() -> f64,
-    ) -> Self {
-        let samples = paced(rounds, best_pace, pace, yardstick, figure);
-        Self {
+        yardstick: impl FnMut() -> Result<f64>,
+        figure: impl FnMut() -> Result<f64>,
+    ) -> Result<Self> {
+        find_best_pace();
+        let samples = paced(rounds, best_pace, pace, yardstick, figure)?;
+        Ok(Self {
             samples,
             best: best_pace(),
-        }
+        })
     }
 
     /// The median of the figures.
@@ -147,7 +174,7 @@ impl Samples {
 }
 
 /// The largest ratio of the samples taken to the samples that are to count.
-pub const PATIENCE: usize = 8;
+const PATIENCE: usize = 8;
 
 /// The fewest samples that have a meaningful median.
 const MIDDLE: usize = 7;
@@ -156,28 +183,28 @@ fn paced(
     rounds: usize,
     best: impl Fn() -> f64,
     mut pace: impl FnMut() -> f64,
-    mut yardstick: impl FnMut() -> f64,
-    mut figure: impl FnMut() -> f64,
-) -> Vec<Sample> {
+    mut yardstick: impl FnMut() -> Result<f64>,
+    mut figure: impl FnMut() -> Result<f64>,
+) -> Result<Vec<Sample>> {
     let mut sample = || {
-        let [pace_before, before] = [pace(), yardstick()];
-        let figure = figure();
-        let [after, pace_after] = [yardstick(), pace()];
-        Sample {
+        let [pace_before, before] = [pace(), yardstick()?];
+        let figure = figure()?;
+        let [after, pace_after] = [yardstick()?, pace()];
+        anyhow::Ok(Sample {
             before,
             figure,
             after,
             pace: pace_before.max(pace_after),
-        }
+        })
     };
     let mut samples = Vec::new();
     let mut counted = 0;
     while counted < rounds && samples.len() < PATIENCE * rounds {
-        let sample = sample();
+        let sample = sample()?;
         counted += usize::from(sample.is_steady(best()));
         samples.push(sample);
     }
-    samples
+    Ok(samples)
 }
 
 #[cfg(test)]
@@ -194,8 +221,9 @@ mod tests {
         let [mut paces, mut yardsticks, mut figures] =
             [paces, yardsticks, figures].map(|list| list.iter().cycle());
         let pace = || *paces.next().unwrap();
-        let figure = || *figures.next().unwrap();
-        let samples = paced(8, || 1.0, pace, || *yardsticks.next().unwrap(), figure);
+        let yardstick = || Ok(*yardsticks.next().unwrap());
+        let figure = || Ok(*figures.next().unwrap());
+        let samples = paced(8, || 1.0, pace, yardstick, figure).unwrap();
         Samples { samples, best: 1.0 }
     }
 

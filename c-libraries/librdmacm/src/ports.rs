@@ -104,7 +104,7 @@ impl Port {
             sharing,
         };
         let number = one.number;
-        let mut bound = lock(&BOUND);
+        let mut bound = BOUND.lock();
         match bound.iter().find_map(|other| one.conflict(other)) {
             Some(errno) => Err(errno),
             None => {
@@ -116,7 +116,7 @@ impl Port {
 
     /// The identifier's options have changed. Ports that are shared already stay so.
     pub(crate) fn share(&self, sharing: Sharing) {
-        let mut bound = lock(&BOUND);
+        let mut bound = BOUND.lock();
         if let Some(own) = bound.iter_mut().find(|one| one.number == self.number) {
             own.sharing = sharing;
         }
@@ -127,7 +127,7 @@ impl Port {
     /// # Errors
     /// Another identifier shares it.
     pub(crate) fn make_exclusive(&self) -> Result<(), Errno> {
-        let mut bound = lock(&BOUND);
+        let mut bound = BOUND.lock();
         let Some(place) = bound.iter().position(|one| one.number == self.number) else {
             return Ok(());
         };

@@ -1,11 +1,11 @@
 //! Results of a measurement, and the loop that takes it.
 
+use std::hint::black_box;
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
-
-use super::yardstick::{Yardstick, median};
+use polyverbs_benches::sample::{median, nanoseconds, timed};
 
 /// Operations that are timed together.
 const BLOCK: u64 = 1000;
@@ -20,6 +20,43 @@ pub(super) struct Figures {
     pub(super) each: Option<Each>,
     /// The limits, measured in the same run.
     pub(super) yardsticks: Vec<Yardstick>,
+}
+
+/// A limit of the machine: its name, and its time before and after the measurement, in nanoseconds.
+pub(super) struct Yardstick {
+    pub(super) name: &'static str,
+    pub(super) before: f64,
+    pub(super) after: f64,
+}
+
+impl Yardstick {
+    pub(super) fn mean(&self) -> f64 {
+        f64::midpoint(self.before, self.after)
+    }
+}
+
+/// Measures a limit before and after `work`.
+pub(super) fn around<T>(
+    name: &'static str,
+    limit: impl Fn() -> f64,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Yardstick)> {
+    let before = limit();
+    let result = work()?;
+    let after = limit();
+    Ok((
+        result,
+        Yardstick {
+            name,
+            before,
+            after,
+        },
+    ))
+}
+
+/// The median of nine readings.
+pub(super) fn middle(mut reading: impl FnMut() -> f64) -> f64 {
+    median((0..9).map(|_| reading()))
 }
 
 /// Operations timed one by one.
@@ -40,15 +77,11 @@ pub(super) fn in_blocks(
     let mut blocks = Vec::new();
     let mut done = 0;
     while done < iterations {
-        let begun = Instant::now();
-        for _ in 0..block {
-            once()?;
-        }
-        blocks.push(begun.elapsed().as_nanos() as f64 / block as f64);
+        blocks.push(timed(block, &mut once)?);
         done += block;
         bar.inc(block);
     }
-    Ok(median(&mut blocks))
+    Ok(median(blocks))
 }
 
 /// How often [`in_blocks`] runs its argument.
@@ -66,7 +99,9 @@ pub(super) fn one_by_one(
 ) -> anyhow::Result<Each> {
     // Up to a minute, to three digits.
     let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000_000, 3)?;
-    let clock = clock();
+    let clock = nanoseconds(BLOCK, || {
+        black_box(Instant::now());
+    });
     let mut before = Instant::now();
     for done in 1..=iterations {
         once()?;
@@ -82,12 +117,4 @@ pub(super) fn one_by_one(
         histogram,
         clock: clock / parts as f64,
     })
-}
-
-fn clock() -> f64 {
-    let begun = Instant::now();
-    for _ in 0..BLOCK {
-        std::hint::black_box(Instant::now());
-    }
-    begun.elapsed().as_nanos() as f64 / BLOCK as f64
 }

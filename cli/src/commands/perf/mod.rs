@@ -1,22 +1,20 @@
 //! `polyverbs perf`: the performance of a device, each figure beside the limit that bounds it.
 
 mod figures;
-mod pair;
-mod player;
+mod local;
 mod remote;
 pub(crate) mod report;
-mod tests;
-mod yardstick;
 
 use std::net::IpAddr;
 
 use clap::ValueEnum;
 use indicatif::ProgressBar;
+use polyverbs::Device;
+use polyverbs_benches::rig::Rig;
 
 use super::network::{DeviceOptions, Endpoint, Limits};
 use crate::interrupt::{self, Ending};
 use crate::output::{device, parse_bytes, print_json, progress};
-use tests::Job;
 
 /// Measure a device, each figure beside the limit that it runs into
 ///
@@ -152,6 +150,23 @@ impl Test {
     }
 }
 
+/// A measurement to be taken.
+struct Job<'d> {
+    device: &'d Device,
+    test: Test,
+    size: u32,
+    iterations: u64,
+}
+
+impl Job<'_> {
+    fn needs_atomics(&self, rig: &Rig) -> anyhow::Result<()> {
+        if !rig.has_atomics() {
+            anyhow::bail!("{} has no atomic operations", self.device.name());
+        }
+        Ok(())
+    }
+}
+
 fn parse_size(text: &str) -> Result<u32, String> {
     match parse_bytes(text)? {
         size @ 1..=LARGEST => Ok(size as u32),
@@ -210,7 +225,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let figures = match to {
         Some(to) => remote::measure(&job, to)?,
-        None => tests::run(&job)?,
+        None => local::measure(&job)?,
     };
     if arguments.json {
         let mut object = report::to_json(&device, test, size, &figures);

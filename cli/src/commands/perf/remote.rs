@@ -13,16 +13,14 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
-use polyverbs::{
-    Completion, Context, Device, Operations, PathOptions, RemoteAddress, Requirements, Started, wr,
-};
+use polyverbs::{Completion, Device, PathOptions, RemoteAddress, Started, wr};
+use polyverbs_benches::ping_pong::{Player, SendPattern};
+use polyverbs_benches::rig::{PEERS, Rig};
+use polyverbs_benches::side::{Side, check};
 use serde_json::json;
 
-use super::Test;
 use super::figures::{Figures, in_blocks, one_by_one};
-use super::pair::{DEPTH, RIGHTS, Side, check};
-use super::player::Player;
-use super::tests::Job;
+use super::{Job, Test};
 use crate::interrupt::{self, Ending};
 use crate::output::{complain, count, format_bytes, say};
 use crate::transfer::network::refusal;
@@ -30,6 +28,8 @@ use crate::transfer::peers::{LEAST, Peer, Peers, refuse};
 
 /// Prefix of the private data of a request.
 const MAGIC: &[u8; 8] = b"polyprf2";
+/// Requests of each queue.
+const DEPTH: u32 = 256;
 /// Operations in flight while bytes or messages are counted.
 const IN_FLIGHT: u64 = 64;
 /// How many messages each report to the sender covers.
@@ -50,25 +50,52 @@ const LOOKED: u64 = u64::MAX;
 
 /// One side, and its connection.
 struct End {
-    context: Context,
-    side: Side,
+    rig: Rig,
+    side: Arc<Side>,
+    /// The place in the memory, after the bytes that are measured with, where the other side counts.
+    beats_at: usize,
     is_over: Arc<AtomicBool>,
 }
 
 impl End {
     fn new(device: &Device, size: u32) -> anyhow::Result<Self> {
-        let context = device.open(&Requirements::new())?;
-        let side = Side::of(&context, size)?;
+        let rig = Rig::open(device)?;
+        let beats_at = (size.max(8) as usize).next_multiple_of(8);
+        let side = Side::new(&rig, beats_at + 8, rig.remote(), [DEPTH, DEPTH])?;
         // Receives are posted before the other side can send.
         side.qp.init(PathOptions::new()).wait()?;
         let end = Self {
-            context,
-            side,
+            rig,
+            side: Arc::new(side),
+            beats_at,
             is_over: Arc::default(),
         };
         // One more fits: the active side posts it before anything has arrived.
         (1..DEPTH).try_for_each(|_| end.side.receive(size))?;
         Ok(end)
+    }
+
+    /// One of two that send messages to and fro.
+    fn player(&self, size: u32) -> anyhow::Result<Player> {
+        let pattern = SendPattern {
+            size,
+            inline: true,
+            ..SendPattern::default()
+        };
+        Player::new(Arc::clone(&self.side), 0, pattern)
+    }
+
+    /// How often the other side has counted.
+    fn beats(&self) -> anyhow::Result<u64> {
+        Ok(self.side.memory.load_u64(self.beats_at)?)
+    }
+
+    /// Writes a count into the memory of the other side.
+    fn beat(&self, count: u64, remote: RemoteAddress) -> anyhow::Result<()> {
+        let (side, at) = (&self.side, self.beats_at);
+        side.memory.write(at, &count.to_ne_bytes())?;
+        let count = side.region.sge(at, 8)?;
+        side.post(wr::Write::new(count, remote.plus(at as u64)))
     }
 
     fn watch(&self, connection: &Connection) {
@@ -177,7 +204,7 @@ impl Rest {
 
 /// Tells the listening side now and then that it is measured with.
 struct Beats<'e> {
-    side: &'e Side,
+    end: &'e End,
     remote: RemoteAddress,
     every: u64,
     operations: u64,
@@ -188,9 +215,9 @@ impl<'e> Beats<'e> {
     const OPERATIONS: u64 = 1000;
     const BYTES: u64 = 16 << 20;
 
-    fn new(side: &'e Side, remote: RemoteAddress, size: u32) -> Self {
+    fn new(end: &'e End, remote: RemoteAddress, size: u32) -> Self {
         Self {
-            side,
+            end,
             remote,
             every: (Self::BYTES / u64::from(size)).clamp(1, Self::OPERATIONS),
             operations: 0,
@@ -201,7 +228,7 @@ impl<'e> Beats<'e> {
     fn count(&mut self) -> anyhow::Result<()> {
         self.operations += 1;
         if self.operations % self.every == 1 % self.every {
-            self.side.beat(self.operations, self.remote)?;
+            self.end.beat(self.operations, self.remote)?;
         }
         Ok(())
     }
@@ -210,7 +237,7 @@ impl<'e> Beats<'e> {
 /// Measures against the process that listens at `to`.
 pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> {
     let end = End::new(job.device, job.size)?;
-    let connector = Connector::of(&end.context)?;
+    let connector = Connector::of(&end.rig.context)?;
     let mut request = MAGIC.to_vec();
     request.push(job.test.number());
     request.extend(job.size.to_be_bytes());
@@ -243,11 +270,11 @@ fn run(
     let side = &end.side;
     let local = side.region.sge(0, job.size)?;
     let mut slots: [Completion; 1] = Default::default();
-    let mut beats = Beats::new(side, remote, job.size);
+    let mut beats = Beats::new(end, remote, job.size);
     match job.test {
         Test::SendLatency => {
-            let mut player = Player::new(side, job.size);
-            latency(job, 2, bar, || player.ask(|slots| end.next(slots)))
+            let mut player = end.player(job.size)?;
+            latency(job, 2, bar, || player.ask(|_, slots| end.next(slots)))
         }
         Test::WriteLatency => latency(job, 1, bar, || {
             beats.count()?;
@@ -260,9 +287,7 @@ fn run(
             end.take(&mut slots, 1)
         }),
         Test::AtomicLatency => {
-            if !side.does(Operations::ATOMIC_FETCH_AND_ADD) {
-                anyhow::bail!("{} has no atomic operations", job.device.name());
-            }
+            job.needs_atomics(&end.rig)?;
             latency(job, 1, bar, || {
                 beats.count()?;
                 side.post(wr::FetchAdd::new(local, remote, 1).signaled(0))?;
@@ -367,8 +392,8 @@ pub(super) fn listen(
     memory: u64,
     is_json: bool,
 ) -> anyhow::Result<()> {
-    let context = device.open(&Requirements::new())?;
-    let listener = Connector::of(&context)?.listen(at, 0)?;
+    let rig = Rig::open(device)?;
+    let listener = Connector::of(&rig.context)?.listen(at, 0)?;
     if is_json {
         say!("{}", json!({ "listening": listener.address() }))?;
     } else {
@@ -491,7 +516,7 @@ impl Measured<'_> {
 // Until the other side ends the connection.
 fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<()> {
     let mut slots: [Completion; 1] = Default::default();
-    let mut player = Player::new(&end.side, size);
+    let mut player = end.player(size)?;
     let mut silence = Silence::default();
     let (mut counted, mut beats) = (0, 0);
     let busy = match test.sends_messages() {
@@ -508,7 +533,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
             if silent.is_zero() {
                 continue;
             }
-            let told = end.side.beats()?;
+            let told = end.beats()?;
             if told != beats {
                 beats = told;
                 silence = Silence::default();
@@ -546,7 +571,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
 
 // On a busy machine the other side may not be scheduled for a while: that is a result, not a failure.
 fn options() -> ConnectionOptions {
-    ConnectionOptions::new().path(PathOptions::new().access(RIGHTS).timeout(17))
+    ConnectionOptions::new().path(PathOptions::new().access(PEERS).timeout(17))
 }
 
 fn asked(private_data: &[u8]) -> Option<(Test, u32)> {

@@ -110,6 +110,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "verbs-api",
             "polyverbs",
+            "polyverbs-benches",
             "polyverbs-configuration",
             "capability-matrix",
             "polyverbs-dissect",

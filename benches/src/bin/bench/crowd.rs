@@ -1,0 +1,190 @@
+//! Many connected queue pairs: the memory that they occupy, and the cost of a request among them.
+
+use anyhow::Result;
+use polyverbs::{
+    Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
+    wr::{self, ReceiveRequest},
+};
+use polyverbs_benches::memory::resident;
+use polyverbs_benches::rig::{PEERS, Rig};
+use polyverbs_benches::side::{Spin, check};
+
+use crate::misses::shuffled;
+
+/// Slots of each send queue and of each receive queue.
+pub(crate) const SLOTS: u32 = 16;
+/// Bytes of a request.
+pub(crate) const LENGTH: u32 = 8;
+
+/// Which pair the next request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// Always the same one.
+    Hot,
+    /// Each in turn, in the order in which they were made.
+    RoundRobin,
+    /// Each once in an order without pattern, then again.
+    Random,
+}
+
+/// Connected queue pairs of one device, all completing on one queue.
+pub(crate) struct Crowd {
+    near: Vec<Qp>,
+    far: Vec<Qp>,
+    order: Vec<u32>,
+    at: usize,
+    cq: Cq,
+    completions: [Completion; 1],
+    source: Sge,
+    target: RemoteAddress,
+    occupied: [Option<u64>; 2],
+    _memory: Memory,
+    _region: Mr,
+}
+
+impl Crowd {
+    /// Connects `pairs` pairs with [`SLOTS`] send and receive slots each, then uses each once in both directions.
+    ///
+    /// # Errors
+    /// The device refused, or a permutation of so many pairs cannot be stored.
+    ///
+    /// # Panics
+    /// If there are no pairs.
+    pub(crate) fn new(rig: &Rig, pairs: usize) -> Result<Self> {
+        assert!(pairs > 0);
+        let order = shuffled(u32::try_from(pairs)?);
+        let (memory, region) = rig.memory(2 * 64, rig.remote())?;
+        let cq = rig.context.create_cq(64).wait()?;
+        let (near, far) = (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
+        let mut crowd = Self {
+            near,
+            far,
+            order,
+            at: 0,
+            cq,
+            completions: Default::default(),
+            source: region.sge(0, LENGTH)?,
+            target: region.remote(64),
+            occupied: [None; 2],
+            _memory: memory,
+            _region: region,
+        };
+        let empty = resident();
+        crowd.connect(rig, pairs)?;
+        crowd.occupied[0] = since(empty);
+        crowd.use_each()?;
+        crowd.occupied[1] = since(empty);
+        Ok(crowd)
+    }
+
+    /// Bytes that the connected pairs occupied before any was used, including the program's handles; `None` where the
+    /// system does not report it.
+    pub(crate) fn occupied_unused(&self) -> Option<u64> {
+        self.occupied[0]
+    }
+
+    /// Bytes that the pairs occupied after each queue pair had posted a receive and a write.
+    pub(crate) fn occupied(&self) -> Option<u64> {
+        self.occupied[1]
+    }
+
+    /// The number of pairs.
+    pub(crate) fn pairs(&self) -> usize {
+        self.near.len()
+    }
+
+    /// Posts and polls an 8-byte write on the next pair of this choice, posted and polled.
+    #[inline]
+    pub(crate) fn write(&mut self, choice: Choice) -> Result<()> {
+        let index = self.next(choice);
+        Self::write_on(
+            &self.near[index],
+            &self.cq,
+            &mut self.completions,
+            self.source,
+            self.target,
+        )
+    }
+
+    #[inline]
+    fn write_on(
+        qp: &Qp,
+        cq: &Cq,
+        completions: &mut [Completion],
+        source: Sge,
+        target: RemoteAddress,
+    ) -> Result<()> {
+        qp.post_one(wr::Write::new(source, target).signaled(1))?;
+        let mut spin = Spin::default();
+        loop {
+            if let Some(done) = cq.poll(completions)?.first() {
+                return check(done);
+            }
+            spin.once();
+        }
+    }
+
+    #[inline]
+    fn next(&mut self, choice: Choice) -> usize {
+        if choice == Choice::Hot {
+            return self.near.len() / 2;
+        }
+        let at = self.at;
+        self.at = if at + 1 == self.near.len() { 0 } else { at + 1 };
+        if choice == Choice::RoundRobin {
+            at
+        } else {
+            self.order[at] as usize
+        }
+    }
+
+    fn connect(&mut self, rig: &Rig, pairs: usize) -> Result<()> {
+        let options = || {
+            QpOptions::rc(&self.cq)
+                .max_send_wr(SLOTS)
+                .max_recv_wr(SLOTS)
+        };
+        for _ in 0..pairs {
+            let near = rig.pd.create_qp(options()).wait()?;
+            let far = rig.pd.create_qp(options()).wait()?;
+            connect_pair(&near, &far, PEERS).wait()?;
+            self.near.push(near);
+            self.far.push(far);
+        }
+        Ok(())
+    }
+
+    // Afterwards everything that is allocated on first use exists, and is counted.
+    fn use_each(&mut self) -> Result<()> {
+        let sink = self.source;
+        for qp in self.near.iter().chain(&self.far) {
+            qp.post_receive(ReceiveRequest::new(0, sink))?;
+            Self::write_on(
+                qp,
+                &self.cq,
+                &mut self.completions,
+                self.source,
+                self.target,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn since(before: Option<u64>) -> Option<u64> {
+    Some(resident()?.saturating_sub(before?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_reaches_a_pair_that_works() {
+        let rig = Rig::new("ib0").unwrap();
+        let mut crowd = Crowd::new(&rig, 3).unwrap();
+        for choice in [Choice::Hot, Choice::RoundRobin, Choice::Random] {
+            (0..7).for_each(|_| crowd.write(choice).unwrap());
+        }
+    }
+}

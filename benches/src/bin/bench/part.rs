@@ -1,0 +1,116 @@
+//! The parts of a bench, which are measured one after another.
+
+use std::panic::resume_unwind;
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use polyverbs_benches::partner::Partner;
+use polyverbs_benches::yardstick::line_crossing;
+
+use crate::report::{Report, Row};
+
+/// Round trips of a cache line.
+const CROSSINGS: u64 = 5_000;
+
+/// A part of a bench: what `--only` selects.
+pub(crate) struct Part {
+    name: String,
+    measure: Box<dyn FnOnce() -> Result<Vec<Row>> + Send>,
+}
+
+/// What measures a part of a bench that has these arguments.
+pub(crate) type Measure<A> = fn(&A) -> Result<Vec<Row>>;
+
+impl Part {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        measure: impl FnOnce() -> Result<Vec<Row>> + Send + 'static,
+    ) -> Self {
+        let (name, measure) = (name.into(), Box::new(measure));
+        Self { name, measure }
+    }
+
+    /// A part for each of these functions.
+    pub(crate) fn of_each<A: Clone + Send + 'static>(
+        arguments: &A,
+        functions: &[(&str, Measure<A>)],
+    ) -> Vec<Self> {
+        let part = |&(name, measure): &(&str, Measure<A>)| {
+            let arguments = arguments.clone();
+            Self::new(name, move || measure(&arguments))
+        };
+        functions.iter().map(part).collect()
+    }
+}
+
+/// The parts whose names begin with `only`.
+fn selected(parts: Vec<Part>, only: &str) -> Result<Vec<Part>> {
+    let (selected, others): (Vec<_>, Vec<_>) = parts
+        .into_iter()
+        .partition(|part| part.name.starts_with(only));
+    let names = others.iter().map(|part| &*part.name);
+    ensure!(
+        !selected.is_empty(),
+        "no part begins with {only}: there are {}",
+        names.collect::<Vec<_>>().join(", ")
+    );
+    Ok(selected)
+}
+
+/// Measures the parts whose names begin with `only`.
+pub(crate) fn measure(parts: Vec<Part>, only: &str) -> Result<Report> {
+    let parts = selected(parts, only)?;
+    let mut rows = Vec::new();
+    let (mut before, mut is_apart) = apart(crossing);
+    for Part { name, measure } in parts {
+        let measured = apart(measure).with_context(|| name.clone())?;
+        let (after, still_apart) = apart(crossing);
+        is_apart &= still_apart;
+        for mut row in measured {
+            row.part.clone_from(&name);
+            row.crossings_ns = [before, after];
+            rows.push(row);
+        }
+        before = after;
+    }
+    Ok(Report {
+        apart: is_apart,
+        rows,
+    })
+}
+
+/// The time of a line crossing, and whether the two threads had a processor each.
+fn crossing() -> (f64, bool) {
+    let partner = Partner::pinned();
+    (line_crossing(&partner, CROSSINGS), partner.is_apart())
+}
+
+/// Measures on a thread of its own: a thread that is pinned to a processor stays there, and so do all threads that it starts
+/// afterwards.
+pub(crate) fn apart<T: Send + 'static>(measure: impl FnOnce() -> T + Send + 'static) -> T {
+    let measured = thread::spawn(measure).join();
+    measured.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn select(only: &str) -> Result<Vec<String>> {
+        let part = |name: &str| Part::new(name, || Ok(Vec::new()));
+        let parts = ["udp-latency", "udp-stream", "tcp-stream"].map(part);
+        let selected = selected(parts.into(), only)?;
+        Ok(selected.into_iter().map(|part| part.name).collect())
+    }
+
+    #[test]
+    fn the_beginning_of_a_name_selects_parts() {
+        assert_eq!(select("udp").unwrap(), ["udp-latency", "udp-stream"]);
+        assert_eq!(select("").unwrap().len(), 3);
+        let error = select("sctp").unwrap_err().to_string();
+        assert!(
+            error.contains("udp-latency, udp-stream, tcp-stream"),
+            "{error}"
+        );
+    }
+}

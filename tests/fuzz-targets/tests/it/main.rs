@@ -1,0 +1,4 @@
+//! Input that is made up: the corpus of the fuzzer, and seeded runs of pairs of devices.
+
+mod corpus;
+mod seeded;

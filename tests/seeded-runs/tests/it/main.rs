@@ -1,4 +1,0 @@
-//! Seeded fault runs of both drivers.
-
-mod infiniband;
-mod iwarp;
