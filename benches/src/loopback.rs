@@ -18,18 +18,18 @@ const ROOM: u32 = 64;
 /// Requests up to this length use two places in turn, longer ones a single place: memory for two may be much.
 const LONGEST_IN_TURN: u32 = 1 << 20;
 
-/// Two connected ends, one of which contributes only memory.
+/// Two connected ends. Sources and targets of all requests are in one region, that of the end which posts them.
 pub struct Loopback {
     near: Side,
-    far: Side,
     slot: [Completion; 1],
     length: u32,
     turn: usize,
-    /// The places of consecutive requests in the memory of each end.
-    places: [usize; 2],
+    /// The places of the sources of consecutive requests, and of their targets.
+    places: [[usize; 2]; 2],
     sources: [Sge; 2],
     targets: [RemoteAddress; 2],
     batch: Batch<'static>,
+    _far: Side,
 }
 
 impl Loopback {
@@ -53,22 +53,23 @@ impl Loopback {
     fn with(rig: &Rig, length: u32, options: impl Fn(&Cq) -> Result<QpOptions>) -> Result<Self> {
         let size = (length as usize).next_multiple_of(8);
         let second = if length <= LONGEST_IN_TURN { size } else { 0 };
-        let side = || Side::with(rig, second + size, rig.remote(), 2 * ROOM, &options);
-        let (near, far) = (side()?, side()?);
+        let side = |length| Side::with(rig, length, rig.remote(), 2 * ROOM, &options);
+        let (near, far) = (side(2 * (second + size))?, side(8)?);
         near.touch();
-        far.touch();
         near.connect(&far)?;
+        let places = [[0, second], [second + size, 2 * second + size]];
+        let [sources, targets] = places;
         let source = |place| near.region.sge(place, length);
         Ok(Self {
             slot: Default::default(),
             length,
             turn: 0,
-            places: [0, second],
-            sources: [source(0)?, source(second)?],
-            targets: [0, second].map(|place| far.region.remote(place as u64)),
+            places,
+            sources: [source(sources[0])?, source(sources[1])?],
+            targets: targets.map(|place| near.region.remote(place as u64)),
             batch: Batch::with_capacity(BATCH),
             near,
-            far,
+            _far: far,
         })
     }
 
@@ -140,10 +141,11 @@ impl Loopback {
     #[inline]
     #[allow(unsafe_code)]
     pub fn copy(&mut self) {
-        let at = self.places[self.next_turn()];
-        let (source, target) = ((&self.near.memory, at), (&self.far.memory, at));
-        // SAFETY: only this loopback knows the two, and each of its requests was polled before it returned.
-        unsafe { plain_copy(source, target, self.length as usize) }
+        let turn = self.next_turn();
+        let [from, to] = self.places.map(|places| places[turn]);
+        let length = self.length as usize;
+        // SAFETY: only this loopback knows the memory, and each of its requests was polled before it returned.
+        unsafe { plain_copy(&self.near.memory, from, to, length) }
             .expect("places within the memory");
     }
 

@@ -1,4 +1,4 @@
-//! The memory and the time that the process takes, and plain copies of memory.
+//! The memory and the time that the process takes, and plain copies within memory.
 // The yardstick of bandwidth is a plain copy of the same bytes that a request moves.
 #![allow(unsafe_code)]
 
@@ -26,23 +26,31 @@ pub fn used() -> Duration {
     )
 }
 
-/// Copies `length` bytes from one memory to another, as `memcpy` does.
+/// Copies `length` bytes within memory, from one place of it to another, as `memcpy` does.
 ///
 /// # Errors
-/// One of the places is outside of its memory.
+/// One of the places is outside the memory, or they overlap.
 ///
 /// # Safety
-/// The two do not overlap, and while this runs no other thread and no request accesses either.
+/// While this runs, no other thread and no request reads or writes either place.
 pub unsafe fn plain_copy(
-    (source, from): (&Memory, usize),
-    (target, to): (&Memory, usize),
+    memory: &Memory,
+    from: usize,
+    to: usize,
     length: usize,
 ) -> Result<(), OutOfRange> {
-    let (source, target) = (source.range(from, length)?, target.range(to, length)?);
+    let (source, target) = (memory.range(from, length)?, memory.range(to, length)?);
+    if from.abs_diff(to) < length {
+        return Err(OutOfRange {
+            offset: to,
+            length,
+            size: memory.len(),
+        });
+    }
     let source = std::ptr::with_exposed_provenance::<u8>(source.address() as usize);
     let target = std::ptr::with_exposed_provenance_mut::<u8>(target.address() as usize);
-    // SAFETY: both ranges are within memory that lives as long as this call; the caller promises that they do not overlap, and
-    // that no thread or request accesses them.
+    // SAFETY: both ranges are within the memory, which lives as long as `memory`, and do not overlap; the caller
+    // promises that no thread or request accesses them.
     unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     Ok(())
 }
