@@ -18,7 +18,8 @@ const ROOM: u32 = 64;
 /// Requests up to this length use two places in turn, longer ones a single place: memory for two may be much.
 const LONGEST_IN_TURN: u32 = 1 << 20;
 
-/// Two connected ends. Sources and targets of all requests are in one region, that of the end which posts them.
+/// Two connected ends. Sources and targets of all requests are in one region, that of the end which posts them: between two
+/// regions, copies of 64 KiB and more took up to three times as long on an AMD EPYC, and plain copies did not.
 pub struct Loopback {
     near: Side,
     slot: [Completion; 1],
