@@ -1,7 +1,7 @@
 //! A device whose numbers are made smaller than its own.
 
 use polyverbs::emulated::{self, EmulatedOptions};
-use polyverbs::{ErrorKind, Limit, QpOptions, Requirements};
+use polyverbs::{Context, ErrorKind, Limit, QpOptions, Requirements, SrqOptions, VerbError};
 
 #[test]
 fn a_device_with_smaller_limits_tells_and_keeps_them() {
@@ -31,5 +31,40 @@ fn a_device_with_smaller_limits_tells_and_keeps_them() {
             matches!(second.kind(), ErrorKind::Limit | ErrorKind::Resources),
             "{second}"
         );
+    }
+}
+
+/// Creates one object of a kind; what comes back keeps it.
+type Create = fn(&Context) -> Result<Box<dyn Send>, VerbError>;
+
+#[test]
+fn each_kind_of_object_has_the_reported_limit() {
+    fn kept<T: Send + 'static>(made: T) -> Box<dyn Send> {
+        Box::new(made)
+    }
+    let kinds: [(Limit, Create); 3] = [
+        (Limit::MaxPd, |device| device.alloc_pd().wait().map(kept)),
+        (Limit::MaxCq, |device| device.create_cq(8).wait().map(kept)),
+        (Limit::MaxSrq, |device| {
+            let pd = device.alloc_pd().wait()?;
+            pd.create_srq(SrqOptions::new(8)).wait().map(kept)
+        }),
+    ];
+    for name in ["ib0", "iw0"] {
+        for (limit, create) in kinds {
+            let options = EmulatedOptions {
+                limits: vec![(limit, 2)],
+                ..EmulatedOptions::default()
+            };
+            let device = emulated::device(name, &options).unwrap();
+            let device = device.open(&Requirements::new()).unwrap();
+            let first = create(&device).unwrap();
+            let _second = create(&device).unwrap();
+            let refused = create(&device).map(drop).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Resources, "{name}: {limit:?}");
+            drop(first);
+            // The device frees the object of the dropped handle before it carries out the next verb.
+            create(&device).unwrap();
+        }
     }
 }

@@ -25,6 +25,12 @@ impl Express for InfiniBand {
         receiving.access
     }
 
+    // The peer refuses reads and atomics if it permits none; the limit of the requester is at least 1.
+    #[inline]
+    fn has_read_budget(_sending: &Requester, receiving: &Responder) -> bool {
+        receiving.rest.max_dest_rd_atomic != 0
+    }
+
     #[inline]
     fn step(sending: &mut Requester, receiving: &mut Responder, length: u32) {
         let taken = packets(u64::from(length), sending.mtu_shift);

@@ -17,10 +17,10 @@ use verbs_api::{
     ids::{LKey, Port},
 };
 
-use crate::commands::out_of_range;
+use crate::commands::{Commands, out_of_range};
 use crate::cq::Cq;
 use crate::device::driver::Driver;
-use crate::device::{Device, Quota};
+use crate::device::{Device, Place};
 use crate::emulation::{QpHandle, SrqParts, unsupported};
 use crate::key_table::{KeyKind, Translation};
 use crate::network::Polled;
@@ -69,26 +69,6 @@ impl<D: Driver> Drop for Context<D> {
     }
 }
 
-// Counts one of the bounded number of objects of a kind that a device may have, until this is dropped.
-struct Place<D: Driver> {
-    device: Arc<Device<D>>,
-    quota: fn(&Device<D>) -> &Quota,
-}
-
-impl<D: Driver> Place<D> {
-    fn take(device: &Arc<Device<D>>, quota: fn(&Device<D>) -> &Quota) -> Result<Self, VerbError> {
-        let device = Arc::clone(device);
-        quota(&device).take()?;
-        Ok(Self { device, quota })
-    }
-}
-
-impl<D: Driver> Drop for Place<D> {
-    fn drop(&mut self) {
-        (self.quota)(&self.device).give_back();
-    }
-}
-
 impl<D: Driver> ContextOps for Context<D> {
     fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
         if self.device.is_removed() {
@@ -103,7 +83,7 @@ impl<D: Driver> ContextOps for Context<D> {
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
-            let place = Place::take(&device, |device| &device.pds)?;
+            let place = Place::take(&device.pds)?;
             let number = device.next_pd.fetch_add(1, Ordering::Relaxed);
             let pd: Arc<dyn PdOps> = Arc::new_cyclic(|me| Pd {
                 me: me.clone(),
@@ -123,11 +103,12 @@ impl<D: Driver> ContextOps for Context<D> {
             if init.cqe > max_cqe {
                 return Err(out_of_range("cqe", init.cqe, 1u8, max_cqe));
             }
+            let place = Place::take(&device.cqs)?;
             let commands = Arc::clone(device.commands());
             let polled = (device.network().link()).is_some_and(|link| link.input().is_some());
             let strict = device.strict_signaling;
             let polled = polled.then_some(device as Arc<dyn Polled>);
-            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, strict);
+            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, strict, place);
             Ok(cq)
         });
     }
@@ -139,7 +120,7 @@ pub struct Pd<D: Driver> {
     device: Arc<Device<D>>,
     events: Arc<dyn EventSink>,
     number: u32,
-    _place: Place<D>,
+    _place: Place,
 }
 
 impl<D: Driver> Pd<D> {
@@ -191,7 +172,7 @@ impl<D: Driver> PdOps for Pd<D> {
             if init.access.contains(Access::ZERO_BASED) {
                 pd.device.check_claimed(Features::ZBVA)?;
             }
-            let place = Place::take(&pd.device, |device| &device.mrs)?;
+            let place = Place::take(&pd.device.mrs)?;
             let key = pd.make_key(KeyKind::Region, 0)?;
             let keys = pd.device.keys();
             keys.set_region(key, init.memory, init.iova, init.access, init.private)
@@ -204,7 +185,7 @@ impl<D: Driver> PdOps for Pd<D> {
         let Some(pd) = self.me.upgrade() else { return };
         self.device.commands().run(reply, move || {
             pd.device.check_claimed(Features::BMME)?;
-            let place = Place::take(&pd.device, |device| &device.mrs)?;
+            let place = Place::take(&pd.device.mrs)?;
             let key = pd.make_key(KeyKind::FastRegion, max_num_sg)?;
             Ok(Mr::make(&pd, key, Access::REMOTE, true, place))
         });
@@ -222,7 +203,7 @@ impl<D: Driver> PdOps for Pd<D> {
         self.device.commands().run(reply, move || {
             pd.device.check_claimed(needed)?;
             let device = Arc::clone(&pd.device);
-            let place = Place::take(&device, |device| &device.mws)?;
+            let place = Place::take(&device.mws)?;
             let key = pd.make_key(kind, 0)?;
             device.windows.lock().insert(key, id);
             let mw: Arc<dyn MwOps> = Arc::new_cyclic(|me| Mw {
@@ -239,15 +220,16 @@ impl<D: Driver> PdOps for Pd<D> {
         let Some(pd) = self.me.upgrade() else { return };
         self.device.commands().run(reply, move || {
             pd.device.check_claimed(Features::SRQ)?;
+            let place = Place::take(&pd.device.srqs)?;
             let commands = Arc::clone(pd.device.commands());
-            let srq = Srq::new(&init, pd.number, Arc::clone(&pd.events), commands);
+            let srq = Srq::new(&init, pd.number, Arc::clone(&pd.events), commands, place);
             if let Some((extension, cq)) = &init.extension {
                 let parts = SrqParts {
                     id: init.id,
                     srq: Arc::clone(&srq),
                     cq: own(cq, "cq")?,
                 };
-                srq.set_place(pd.device.emulations.extend_srq(extension, parts)?);
+                srq.set_name(pd.device.emulations.extend_srq(extension, parts)?);
             }
             Ok(srq as Arc<dyn SrqOps>)
         });
@@ -268,8 +250,12 @@ impl<D: Driver> PdOps for Pd<D> {
                 return Err(VerbError::argument("sgid_index", reason));
             }
             device.driver().check_path(&path)?;
-            let place = Place::take(&device, |device| &device.ahs)?;
-            let ah: Arc<dyn AhOps> = Arc::new(Ah { path, place });
+            let place = Place::take(&device.ahs)?;
+            let ah: Arc<dyn AhOps> = Arc::new(Ah {
+                path,
+                commands: Arc::clone(device.commands()),
+                _place: place,
+            });
             Ok(ah)
         });
     }
@@ -287,17 +273,11 @@ pub struct Mr<D: Driver> {
     key: AtomicU32,
     access: AtomicU32,
     allocated: bool,
-    _place: Place<D>,
+    _place: Place,
 }
 
 impl<D: Driver> Mr<D> {
-    fn make(
-        pd: &Pd<D>,
-        key: u32,
-        access: Access,
-        allocated: bool,
-        place: Place<D>,
-    ) -> Arc<dyn MrOps> {
+    fn make(pd: &Pd<D>, key: u32, access: Access, allocated: bool, place: Place) -> Arc<dyn MrOps> {
         let device = Arc::clone(&pd.device);
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -391,7 +371,7 @@ pub struct Mw<D: Driver> {
     me: Weak<Self>,
     device: Arc<Device<D>>,
     key: u32,
-    _place: Place<D>,
+    _place: Place,
 }
 
 impl<D: Driver> MwOps for Mw<D> {
@@ -414,18 +394,18 @@ impl<D: Driver> MwOps for Mw<D> {
 }
 
 /// An address handle.
-pub struct Ah<D: Driver> {
+struct Ah {
     path: AddressVector,
-    place: Place<D>,
+    commands: Arc<Commands>,
+    _place: Place,
 }
 
-impl<D: Driver> AhOps for Ah<D> {
+impl AhOps for Ah {
     fn path(&self) -> AddressVector {
         self.path
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        let commands = self.place.device.commands();
-        commands.run_last(reply, |reply| reply.send(Ok(())));
+        self.commands.run_last(reply, |reply| reply.send(Ok(())));
     }
 }

@@ -15,6 +15,7 @@ use verbs_api::{
 
 use crate::commands::{Commands, out_of_range};
 use crate::completion_ring::{Armed, CompletionRing, Entry, Producer, ResizeError};
+use crate::device::Place;
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
@@ -127,6 +128,7 @@ pub struct Cq {
     users: Mutex<Vec<(u32, Weak<dyn QpActions>)>>,
     // Whether a request keeps its slot of the send queue until the program has polled a completion.
     strict: bool,
+    _place: Place,
 }
 
 impl Cq {
@@ -136,6 +138,7 @@ impl Cq {
         commands: Arc<Commands>,
         device: Option<Arc<dyn Polled>>,
         strict: bool,
+        place: Place,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -149,6 +152,7 @@ impl Cq {
             device,
             users: Mutex::default(),
             strict,
+            _place: place,
         })
     }
 

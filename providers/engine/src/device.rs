@@ -80,20 +80,36 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    fn new(max: u32, name: &'static str) -> Self {
+    fn new(max: u32, name: &'static str) -> Arc<Self> {
         let count = AtomicU32::new(0);
-        Self { count, max, name }
+        Arc::new(Self { count, max, name })
     }
 
-    pub(crate) fn take(&self) -> Result<(), VerbError> {
+    fn take(&self) -> Result<(), VerbError> {
         let one_more = |count| (count < self.max).then_some(count + 1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let taken = self.count.fetch_update(set, fetch, one_more);
         taken.map(drop).map_err(|_| VerbError::Resources(self.name))
     }
 
-    pub(crate) fn give_back(&self) {
+    fn give_back(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts one object of a kind whose number a device limits, until this is dropped.
+pub(crate) struct Place(Arc<Quota>);
+
+impl Place {
+    pub(crate) fn take(quota: &Arc<Quota>) -> Result<Self, VerbError> {
+        quota.take()?;
+        Ok(Self(Arc::clone(quota)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.give_back();
     }
 }
 
@@ -119,11 +135,13 @@ pub struct Device<D: Driver> {
     removed: AtomicBool,
     port_active: AtomicBool,
     address: LinkAddress,
-    pub(crate) pds: Quota,
-    pub(crate) mrs: Quota,
-    pub(crate) mws: Quota,
-    pub(crate) ahs: Quota,
-    queue_pairs: Quota,
+    pub(crate) pds: Arc<Quota>,
+    pub(crate) mrs: Arc<Quota>,
+    pub(crate) mws: Arc<Quota>,
+    pub(crate) ahs: Arc<Quota>,
+    pub(crate) cqs: Arc<Quota>,
+    pub(crate) srqs: Arc<Quota>,
+    queue_pairs: Arc<Quota>,
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
     pub(crate) tracer: OnceLock<Trace>,
@@ -185,6 +203,8 @@ impl<D: Driver> Device<D> {
             mrs: Quota::new(limits.max_mr, "max_mr"),
             mws: Quota::new(limits.max_mw, "max_mw"),
             ahs: Quota::new(limits.max_ah, "max_ah"),
+            cqs: Quota::new(limits.max_cq, "max_cq"),
+            srqs: Quota::new(limits.max_srq, "max_srq"),
             queue_pairs: Quota::new(limits.max_qp, "max_qp"),
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),

@@ -13,6 +13,7 @@ use verbs_api::{
 };
 
 use crate::commands::{Commands, out_of_range};
+use crate::device::Place;
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::{Lock, LockClass};
@@ -40,6 +41,7 @@ pub struct Srq {
     events: Arc<dyn EventSink>,
     commands: Arc<Commands>,
     state: Lock<State>,
+    _place: Place,
 }
 
 #[derive(Default)]
@@ -51,7 +53,7 @@ struct State {
     failed: bool,
     starved: Starved,
     /// The registration by which requests that name the queue find it; `None` if requests do not name it.
-    place: Option<Box<dyn NamedSrq>>,
+    name: Option<Box<dyn NamedSrq>>,
 }
 
 /// Queue pairs that found no receive in the shared queue, in order. Each is listed once, however often it tries.
@@ -81,6 +83,7 @@ impl Srq {
         pd: u32,
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
+        place: Place,
     ) -> Arc<Self> {
         let state = State {
             queue: VecDeque::with_capacity(init.max_wr.min(1024) as usize),
@@ -96,11 +99,12 @@ impl Srq {
             events,
             commands,
             state: Lock::new(LockClass::Receive, state),
+            _place: place,
         })
     }
 
-    pub(crate) fn set_place(&self, place: Box<dyn NamedSrq>) {
-        self.state.lock().place = Some(place);
+    pub(crate) fn set_name(&self, name: Box<dyn NamedSrq>) {
+        self.state.lock().name = Some(name);
     }
 
     /// Takes the next posted receive. If there is none, this returns `None`, and the queue pair `waiting` is resumed when a
@@ -201,7 +205,7 @@ impl SrqOps for Srq {
 
     fn srq_num(&self) -> Option<u32> {
         let state = self.state.lock();
-        state.place.as_ref().map(|place| place.srq_num())
+        state.name.as_ref().map(|name| name.srq_num())
     }
 
     fn query(&self) -> Result<(u32, u32), VerbError> {
@@ -219,9 +223,9 @@ impl SrqOps for Srq {
             let mut state = srq.state.lock();
             state.destroyed = true;
             let queue = std::mem::take(&mut state.queue);
-            let place = state.place.take();
+            let name = state.name.take();
             drop(state);
-            drop(place);
+            drop(name);
             for receive in queue {
                 loans::release(Loan::from_bits(receive.loan));
             }

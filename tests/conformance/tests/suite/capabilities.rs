@@ -29,6 +29,7 @@ cases! {
     a_send_queue_holds_what_it_says: needs(Features::empty())
         .without(BaselineGaps::NO_RNR_RETRY);
     reads_and_atomics_share_a_budget: ANY_DEVICE;
+    a_peer_that_permits_no_read_refuses_one_after_writes: ANY_DEVICE;
     a_page_size_is_of_the_devices_set: needs(Features::BMME);
 }
 
@@ -517,6 +518,22 @@ fn reads_and_atomics_share_a_budget(rig: &Rig) {
     }
     assert_eq!(rig.scratch.bytes(512 * 4, 512), target.bytes(4, 512));
     assert_eq!(pair.far.state(), QpState::Rts);
+}
+
+// covers 1.13
+fn a_peer_that_permits_no_read_refuses_one_after_writes(rig: &Rig) {
+    let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
+    let none = conformance::open().max_dest_rd_atomic(0);
+    let pair = rig.connected_with(near, far, none);
+    let target = rig.far.region(64, OPEN);
+    for _ in 0..3 {
+        rig.succeeds(
+            &pair.near,
+            wr::Write::new(rig.scratch.sge(0, 8), target.remote(0)),
+        );
+    }
+    let read = wr::Read::new(rig.scratch.sge(0, 8), target.remote(0));
+    assert_eq!(rig.run(&pair.near, read), WcStatus::RemInvReqErr);
 }
 
 // covers 1.15
