@@ -337,7 +337,7 @@ pub unsafe extern "C" fn mmap(
     }
 }
 
-/// `shmat`, which maps over other memory with `SHM_REMAP`.
+/// Interposes `shmat`: with `SHM_REMAP` it maps a segment over other memory, of which registered regions keep their content.
 pub unsafe extern "C" fn shmat(segment: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
     let is_rounded = flags & libc::SHM_RND != 0;
     let start = at.map_addr(|at| if is_rounded { at - at % page() } else { at });

@@ -330,7 +330,7 @@ fn the_command_installs_itself_with_its_libraries() {
     let pages = prefix.join("share/man/man1");
     let page = |name| fs::read_to_string(pages.join(name)).unwrap();
     assert!(page("polyverbs.1").contains(".SH SUBCOMMANDS"));
-    assert!(page("polyverbs-ping.1").contains("No program there"));
+    assert!(page("polyverbs-ping.1").contains("No program"));
     assert!(page("polyverbs-rds-send.1").contains("all of them"));
     assert_eq!(fs::read_dir(&pages).unwrap().count(), 19);
     for script in [

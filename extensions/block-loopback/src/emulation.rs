@@ -10,7 +10,7 @@ use verbs_api::{
 
 use crate::LoopbackFeatures;
 
-/// The implementation of block loopback on software devices.
+/// Implements the extension on software devices: a datagram queue pair created with it gets no copy of its own multicasts.
 pub struct InSoftware;
 
 /// The part of the extension by which software devices find its implementation.

@@ -1,7 +1,9 @@
 //! A device whose numbers are made smaller than its own.
 
 use polyverbs::emulated::{self, EmulatedOptions};
-use polyverbs::{Context, ErrorKind, Limit, QpOptions, Requirements, SrqOptions, VerbError};
+use polyverbs::{
+    Context, ErrorKind, Features, Limit, QpOptions, Requirements, SrqOptions, VerbError,
+};
 
 #[test]
 fn a_device_with_smaller_limits_tells_and_keeps_them() {
@@ -34,7 +36,7 @@ fn a_device_with_smaller_limits_tells_and_keeps_them() {
     }
 }
 
-/// Creates one object of a kind; what comes back keeps it.
+/// Creates one object of a kind, which lives as long as the returned handle.
 type Create = fn(&Context) -> Result<Box<dyn Send>, VerbError>;
 
 #[test]
@@ -57,7 +59,9 @@ fn each_kind_of_object_has_the_reported_limit() {
                 ..EmulatedOptions::default()
             };
             let device = emulated::device(name, &options).unwrap();
-            let device = device.open(&Requirements::new()).unwrap();
+            let device = device
+                .open(&Requirements::new().needs(Features::SRQ))
+                .unwrap();
             let first = create(&device).unwrap();
             let _second = create(&device).unwrap();
             let refused = create(&device).map(drop).unwrap_err();

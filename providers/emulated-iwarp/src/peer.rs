@@ -22,7 +22,7 @@ pub(crate) struct Peer {
     /// The number of the peer's queue pair, and the epoch that identifies its connection; the epoch is 0 until the two are
     /// connected.
     pub(crate) end: End,
-    /// The epoch of this queue pair: the number in the process that identifies its connection.
+    /// The epoch of this queue pair: a number, unique in the process and never sent, that identifies its present connection.
     pub(crate) mine: u32,
 }
 

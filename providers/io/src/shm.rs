@@ -483,8 +483,8 @@ impl ShmPort {
         })
     }
 
-    /// Notes that the process with the range `to` was woken from the sleep with this number, so that it is not woken twice.
-    /// If this process is killed before, another writer wakes that process.
+    /// Notes that this process has woken the process with the range `to` from its sleep, so that no other writer wakes it
+    /// again. `sleep` is the number of that sleep. If this process is killed before, another writer does the waking.
     pub(crate) fn rung(&self, to: QpnRange, sleep: u32) {
         self.shm.door(to).sleep.woken(sleep);
     }

@@ -88,7 +88,7 @@ pub enum SimulationError {
 /// take longer.
 const SETTLING: Duration = Duration::from_millis(20);
 
-/// A probe waits no longer than this for what has to happen: retries without an end go on for longer.
+/// The virtual time after which a probe reports that an expected event did not happen. Retries without an end take longer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The most steps of one run before it is given up.

@@ -63,7 +63,8 @@ pub enum ProtocolError {
     },
 }
 
-/// An event that a path reports to its host, which handles it when the driver calls `settle`.
+/// An event that a path, the connection to one peer, reports to the RDS host that it belongs to. `F` is a received fragment.
+/// The host handles its events when the code around the protocol calls `settle`.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
     /// A message for a socket has arrived completely.

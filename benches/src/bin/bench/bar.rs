@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// Samples of each figure that count
     #[arg(long, value_name = "N", default_value_t = 51, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Connected queue pairs in the measurements of many
+    /// Connected queue pairs in the part that measures the cost of many
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
 }

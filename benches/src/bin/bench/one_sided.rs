@@ -196,7 +196,8 @@ impl End {
         Ok(Self { rig, side })
     }
 
-    /// The options with which the peer may write to this end.
+    /// Returns this end's options of the connection: they permit the peer to write, and send it the address and key of this
+    /// end's memory as private data.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
             .path(PathOptions::new().access(PEER))

@@ -529,10 +529,10 @@ fn a_peer_that_permits_no_read_refuses_one_after_writes(rig: &Rig) {
     for _ in 0..3 {
         rig.succeeds(
             &pair.near,
-            wr::Write::new(rig.scratch.sge(0, 8), target.remote(0)),
+            wr::Write::new(rig.scratch.sge(0, 8), target.remote(0)).signaled(1),
         );
     }
-    let read = wr::Read::new(rig.scratch.sge(0, 8), target.remote(0));
+    let read = wr::Read::new(rig.scratch.sge(0, 8), target.remote(0)).signaled(2);
     assert_eq!(rig.run(&pair.near, read), WcStatus::RemInvReqErr);
 }
 
