@@ -19,13 +19,14 @@ use verbs_api::{
 
 use crate::commands::{Commands, out_of_range};
 use crate::cq::Cq;
+use crate::device::Device;
 use crate::device::driver::Driver;
-use crate::device::{Device, Place};
 use crate::emulation::{QpHandle, SrqParts, unsupported};
 use crate::key_table::{KeyKind, Translation};
 use crate::network::Polled;
 use crate::pin;
 use crate::qp::QpParts;
+use crate::quota::Place;
 use crate::srq::Srq;
 
 /// A device as one program has opened it: its verbs create protection domains and completion queues.

@@ -15,11 +15,11 @@ use verbs_api::{
 
 use crate::commands::{Commands, out_of_range};
 use crate::completion_ring::{Armed, CompletionRing, Entry, Producer, ResizeError};
-use crate::device::Place;
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
 use crate::network::Polled;
+use crate::quota::Place;
 use crate::rules::{self, Rule};
 use crate::sync::Mutex;
 

@@ -33,6 +33,7 @@ use crate::pin::{Pin, pin};
 use crate::pool::Pool;
 use crate::qp::{Qp, QpParts, QpRef};
 use crate::qpn::QpnPool;
+use crate::quota::Quota;
 use crate::rules::{self, Rule};
 use crate::sync::Mutex;
 use crate::time::Time;
@@ -69,47 +70,6 @@ impl Default for DeviceOptions {
             limits: Vec::new(),
             qp_numbers: (0x11, 0xff_ffff),
         }
-    }
-}
-
-/// The number of objects of one kind that a device has, and how many it may have.
-pub(crate) struct Quota {
-    count: AtomicU32,
-    max: u32,
-    name: &'static str,
-}
-
-impl Quota {
-    fn new(max: u32, name: &'static str) -> Arc<Self> {
-        let count = AtomicU32::new(0);
-        Arc::new(Self { count, max, name })
-    }
-
-    fn take(&self) -> Result<(), VerbError> {
-        let one_more = |count| (count < self.max).then_some(count + 1);
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let taken = self.count.fetch_update(set, fetch, one_more);
-        taken.map(drop).map_err(|_| VerbError::Resources(self.name))
-    }
-
-    fn give_back(&self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Counts one object of a kind whose number a device limits, until this is dropped.
-pub(crate) struct Place(Arc<Quota>);
-
-impl Place {
-    pub(crate) fn take(quota: &Arc<Quota>) -> Result<Self, VerbError> {
-        quota.take()?;
-        Ok(Self(Arc::clone(quota)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.give_back();
     }
 }
 

@@ -32,6 +32,7 @@ pub mod pin;
 pub mod pool;
 pub mod qp;
 pub mod qpn;
+mod quota;
 pub mod receive_ring;
 pub mod request;
 pub mod rules;

@@ -13,10 +13,10 @@ use verbs_api::{
 };
 
 use crate::commands::{Commands, out_of_range};
-use crate::device::Place;
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::{Lock, LockClass};
+use crate::quota::Place;
 use crate::receive_ring::Receive;
 use crate::rules::{self, Rule};
 
