@@ -10,7 +10,7 @@ use polyverbs::{Access, Memory, QpOptions, connect_pair};
 use polyverbs_benches::loopback::Loopback;
 use polyverbs_benches::partner::Partner;
 use polyverbs_benches::ping_pong::{PingPong, SendPattern};
-use polyverbs_benches::rig::{PEERS, Rig};
+use polyverbs_benches::rig::Rig;
 
 const DEVICES: [&str; 2] = ["ib0", "iw0"];
 const REGISTERED: usize = 64 << 10;
@@ -52,7 +52,7 @@ fn control(criterion: &mut Criterion) {
         let memory = Memory::zeroed(REGISTERED).unwrap();
         criterion.bench_function(&format!("{device}, register and deregister"), |bencher| {
             bencher.iter(|| {
-                let region = rig.pd.register(&memory, PEERS).wait().unwrap();
+                let region = rig.pd.register(&memory, rig.remote()).wait().unwrap();
                 region.deregister().wait().unwrap();
             });
         });
