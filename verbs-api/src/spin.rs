@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn two_threads_do_not_hold_the_lock_at_once() {
-        const TURNS: u64 = if cfg!(miri) { 20 } else { 2_000 };
+        const TURNS: u64 = if cfg!(miri) { 20 } else { 200 };
         let counted = SpinLock::new(0_u64);
         thread::scope(|scope| {
             for _ in 0..4 {
