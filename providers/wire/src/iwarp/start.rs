@@ -69,7 +69,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// The input begins with the key of neither an MPA request nor a reply.
-    #[error("no key of MPA")]
+    #[error("neither the key of an MPA request nor that of a reply")]
     Key,
     /// The private data is longer than [`MAX_PRIVATE_DATA`].
     #[error("too much private data")]

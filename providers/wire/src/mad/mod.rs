@@ -46,13 +46,13 @@ header! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// The input does not have 256 bytes.
-    #[error("not of 256 octets")]
+    #[error("not 256 bytes long")]
     Length,
     /// The base version of the MAD header is not 1.
-    #[error("another base version")]
+    #[error("another base version than 1")]
     BaseVersion,
     /// The MAD has another management class than that of CM messages, or another version of it.
-    #[error("another management class or version of it")]
+    #[error("not the management class of CM messages, or another version of it")]
     Class,
     /// The method is not Send, the only one that CM messages have.
     #[error("another method than send")]
