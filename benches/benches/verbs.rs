@@ -1,6 +1,6 @@
-//! The verbs of a device under criterion, which keeps the figures of the last run and shows what a change has made of them.
-//! `bench bar` has the same work with its limits.
-// What `criterion_group!` makes has no documentation.
+//! Criterion benchmarks of a device's verbs: criterion keeps the figures of the last run and shows by how much they
+//! changed. The program `bench bar` measures the same verbs and compares them with limits.
+// The function that `criterion_group!` generates has no documentation.
 #![allow(missing_docs)]
 
 use std::time::Duration;

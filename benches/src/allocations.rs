@@ -1,5 +1,5 @@
-//! A counting allocator, and how many allocations the requests of a steady state make.
-// An allocator is unsafe by its trait.
+//! An allocator that counts, and the number of heap allocations that posting and polling a request makes in steady state.
+// The trait `GlobalAlloc` is unsafe to implement.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -18,9 +18,9 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which also counts the allocations of each thread.
+/// The system's allocator, which also counts the heap allocations and reallocations of each thread.
 ///
-/// A program that wants the count makes it its `#[global_allocator]`.
+/// A program that calls [`count`] makes this its `#[global_allocator]`.
 pub struct Counting;
 
 // SAFETY: every call is forwarded unchanged to the system's allocator.
@@ -50,16 +50,18 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 fn count_one() {
-    // A thread that ends may allocate after its count was dropped.
+    // A thread that ends may allocate after its thread-local count was dropped; that allocation is not counted.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
 }
 
-/// Allocations of this thread so far; 0 unless [`Counting`] is the program's allocator.
+/// Returns the number of heap allocations that the calling thread has made so far; always 0 unless [`Counting`] is the
+/// program's global allocator.
 pub fn count() -> u64 {
     COUNT.get()
 }
 
-/// A request that is posted and polled repeatedly.
+/// One turn of a kind of request: posts the request (some kinds post several) and polls its completions. [`per_request`]
+/// repeats it.
 type Turn = fn(&mut Bench);
 
 const TURNS: [(&str, Turn); 12] = [
@@ -117,7 +119,8 @@ struct Bench {
     cq: Cq,
     pool: BufferPool,
     batch: Batch<'static>,
-    /// A single slot: a slot allocates room for many buffers on its first use.
+    /// The slot into which each completion is polled. There is only one, because a slot allocates room for many buffers on
+    /// its first use.
     completions: [Completion; 1],
     local: Sge,
     word: Sge,
@@ -177,10 +180,14 @@ impl Bench {
     }
 }
 
-/// For each kind of request: its name and the allocations of this thread in `turns` turns of a steady state.
+/// Connects two QPs of the device and posts and polls each kind of request `turns` times; returns the name of each kind and
+/// the number of heap allocations that the calling thread made in those turns.
+///
+/// Allocations of the first use are not counted: 64 turns precede the counted ones. Atomics are left out on a device that
+/// has none.
 ///
 /// # Errors
-/// The device refused.
+/// The device refused to create or connect the QPs, or to register memory.
 pub fn per_request(rig: &Rig, turns: u32) -> Result<Vec<(&'static str, u64)>> {
     let cq = rig.context.create_cq(256).wait()?;
     let near = rig.pd.create_qp(QpOptions::rc(&cq)).wait()?;
@@ -204,7 +211,7 @@ pub fn per_request(rig: &Rig, turns: u32) -> Result<Vec<(&'static str, u64)>> {
         .filter(|(name, _)| atomics || !name.contains(" and "));
     Ok(possible
         .map(|(name, turn)| {
-            // Everything that is allocated on first use is allocated now.
+            // These turns make the allocations of the first use, which are not counted.
             (0..64).for_each(|_| turn(&mut bench));
             let before = count();
             (0..turns).for_each(|_| turn(&mut bench));

@@ -1,12 +1,13 @@
-//! Threads on processors of their own.
+//! Pins the threads of a measurement to a processor each.
 
 use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The two processors of a measurement: the one of this thread, and the one of its partner.
+/// Returns the numbers of two processors: the first is for the measuring thread, the second for its partner thread.
 ///
-/// `None` where the process may use only one, or cannot find out: a figure of two threads is meaningless then.
+/// Returns `None` where the process may use only one processor, or the system does not report which ones: a figure of two
+/// threads is meaningless then.
 pub fn two() -> Option<[usize; 2]> {
     // The system is queried only once, because a thread that is already pinned may use only one processor.
     static CPUS: OnceLock<Option<[usize; 2]>> = OnceLock::new();
@@ -19,14 +20,14 @@ fn first_two() -> Option<[usize; 2]> {
     Some([cpus.next()?, cpus.next()?])
 }
 
-/// Pins this thread to the first of its processors, where it may use two.
+/// Pins the calling thread to the first of the two processors of [`two`]; does nothing where that returns `None`.
 pub fn pin() {
     if let Some([first, _]) = two() {
         pin_to(first);
     }
 }
 
-/// Pins this thread to one processor; returns whether that succeeded.
+/// Pins the calling thread to the processor with the number `cpu`; returns whether that succeeded.
 pub fn pin_to(cpu: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(cpu);

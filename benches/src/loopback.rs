@@ -1,4 +1,5 @@
-//! Two connected queue pairs of a device, and one thread that posts to one of them and polls.
+//! Two connected queue pairs of one device, and one thread that posts requests to the first of them and polls their
+//! completions.
 
 use anyhow::Result;
 use polyverbs::{
@@ -10,22 +11,28 @@ use crate::memory::plain_copy;
 use crate::rig::Rig;
 use crate::side::Side;
 
-/// The most requests of a batch: one doorbell, the last one signaled.
+/// The largest number of requests that a batch may have: they are posted with one doorbell, and only the last one is
+/// signaled.
 pub const BATCH: usize = 32;
 
-/// Room of each queue.
+/// The number of requests that fit into each send queue and into each receive queue.
 const ROOM: u32 = 64;
-/// Requests up to this length use two places in turn, longer ones a single place: memory for two may be much.
+/// Requests of at most this many bytes alternate between two sources and two targets. Longer ones use one source and one
+/// target each, because two would need much memory.
 const LONGEST_IN_TURN: u32 = 1 << 20;
 
-/// Two connected ends. Sources and targets of all requests are in one region, that of the end which posts them: between two
-/// regions, copies of 64 KiB and more took up to three times as long on an AMD EPYC, and plain copies did not.
+/// Two connected queue pairs of one device, and the memory of their requests; the caller's thread posts and polls.
+///
+/// The sources and targets of all requests are in one memory region, that of the queue pair to which they are posted:
+/// between two regions, requests of 64 KiB and more took up to three times as long on an AMD EPYC, while plain copies did
+/// not.
 pub struct Loopback {
     near: Side,
     slot: [Completion; 1],
     length: u32,
     turn: usize,
-    /// The places of the sources of consecutive requests, and of their targets.
+    /// Offsets in the memory of `near`: those of the two sources that requests use alternately, then those of the two
+    /// targets.
     places: [[usize; 2]; 2],
     sources: [Sge; 2],
     targets: [RemoteAddress; 2],
@@ -34,19 +41,20 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Connects a pair for requests of `length` bytes.
+    /// Creates and connects two queue pairs of the device, for requests of `length` bytes each.
     ///
     /// # Errors
-    /// The device refused.
+    /// There is too little memory, or the device refused to create or connect an object.
     pub fn new(rig: &Rig, length: u32) -> Result<Self> {
         let options = |cq: &Cq| Ok(QpOptions::rc(cq).max_send_wr(ROOM).max_recv_wr(ROOM));
         Self::with(rig, length, options)
     }
 
-    /// Connects a pair whose queue pairs have every operation that extensions add.
+    /// Does what [`new`](Self::new) does, with queue pairs that support every operation which a linked extension adds to
+    /// them.
     ///
     /// # Errors
-    /// The device refused.
+    /// Those of [`new`](Self::new), or the linked extensions do not fit together.
     pub fn extended(rig: &Rig, length: u32) -> Result<Self> {
         Self::with(rig, length, |cq| rig.extended(cq))
     }
@@ -74,22 +82,22 @@ impl Loopback {
         })
     }
 
-    /// Bytes of a request.
+    /// Returns the number of bytes that each request reads or writes.
     pub fn length(&self) -> u32 {
         self.length
     }
 
-    /// Posts and polls a write.
+    /// Posts an RDMA write of [`length`](Self::length) bytes and polls until it completes.
     ///
     /// # Errors
-    /// It was refused, or it failed.
+    /// The queue pair refused the request, or the request failed.
     #[inline]
     pub fn write(&mut self) -> Result<()> {
         let (source, target) = self.next_places();
         self.run(wr::Write::new(source, target).signaled(1))
     }
 
-    /// Posts and polls a read.
+    /// Posts an RDMA read of [`length`](Self::length) bytes and polls until it completes.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -99,7 +107,7 @@ impl Loopback {
         self.run(wr::Read::new(source, target).signaled(1))
     }
 
-    /// Posts and polls a fetch-and-add. For loopbacks of 8 bytes.
+    /// Posts a fetch-and-add of 1 and polls until it completes. The loopback must be one for requests of 8 bytes.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -109,8 +117,9 @@ impl Loopback {
         self.run(wr::FetchAdd::new(source, target, 1).signaled(1))
     }
 
-    /// Posts and polls a compare-and-swap that swaps 0 for 0, or whose comparison fails. For loopbacks of 8 bytes in which nothing
-    /// else is written.
+    /// Posts a compare-and-swap and polls until it completes. If `swaps` is true, it finds the expected 0 and writes 0;
+    /// otherwise its comparison fails. The loopback must be one for requests of 8 bytes, to which nothing but 0 has been
+    /// written.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -121,7 +130,8 @@ impl Loopback {
         self.run(wr::CompareSwap::new(source, target, expected, 0).signaled(1))
     }
 
-    /// Posts a batch of so many writes with one doorbell, and polls the last write, which is signaled.
+    /// Posts `count` RDMA writes with one doorbell and polls until the last one completes, which alone is signaled. `count`
+    /// is at most [`BATCH`].
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -138,14 +148,14 @@ impl Loopback {
         self.near.complete(&mut self.slot)
     }
 
-    /// Copies the bytes of the next write with a plain copy.
+    /// Copies as many bytes as a write does, between the same addresses, with `memcpy` instead of a request.
     #[inline]
     #[allow(unsafe_code)]
     pub fn copy(&mut self) {
         let turn = self.next_turn();
         let [from, to] = self.places.map(|places| places[turn]);
         let length = self.length as usize;
-        // SAFETY: only this loopback knows the memory, and each of its requests was polled before it returned.
+        // SAFETY: only this loopback accesses the memory, and each of its methods polls its requests before it returns.
         unsafe { plain_copy(&self.near.memory, from, to, length) }
             .expect("places within the memory");
     }

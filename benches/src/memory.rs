@@ -1,4 +1,4 @@
-//! The memory and the time that the process takes, and plain copies within memory.
+//! The memory and the processor time that this process uses, and plain copies within registered memory.
 // The yardstick of bandwidth is a plain copy of the same bytes that a request moves.
 #![allow(unsafe_code)]
 
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use polyverbs::{Memory, memory::OutOfRange};
 
-/// Bytes of memory that the process has in use, or `None` where the system does not report it.
+/// Returns the resident set size of this process in bytes (`VmRSS` of `/proc/self/status`), or `None` where the system does
+/// not report it.
 pub fn resident() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -17,7 +18,7 @@ pub fn resident() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// Time on processors that the process has used so far, all threads together.
+/// Returns the processor time that all threads of this process together have used since it began.
 pub fn used() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(
@@ -26,13 +27,13 @@ pub fn used() -> Duration {
     )
 }
 
-/// Copies `length` bytes within memory, from one place of it to another, as `memcpy` does.
+/// Copies `length` bytes within `memory`, from the offset `from` to the offset `to`, with `memcpy`.
 ///
 /// # Errors
-/// One of the places is outside the memory, or they overlap.
+/// The source or the target is not within the memory, or the two overlap.
 ///
 /// # Safety
-/// While this runs, no other thread and no request reads or writes either place.
+/// While this runs, no other thread and no request reads or writes the source or the target.
 pub unsafe fn plain_copy(
     memory: &Memory,
     from: usize,

@@ -1,4 +1,4 @@
-//! The second thread of a measurement.
+//! The partner: the second thread of a measurement that needs two.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,8 @@ use crate::sample::pace;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The second thread of a measurement.
+/// The second thread of a measurement, which runs the closures that [`with`](Self::with) passes to it. It ends when this is
+/// dropped.
 pub struct Partner {
     work: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
@@ -18,7 +19,7 @@ pub struct Partner {
 }
 
 impl Partner {
-    /// Starts the second thread.
+    /// Starts the second thread; neither it nor the calling thread is pinned to a processor.
     pub fn start() -> Self {
         let (sender, receiver) = channel::<Work>();
         let thread = thread::spawn(move || receiver.iter().for_each(|work| work()));
@@ -29,7 +30,8 @@ impl Partner {
         }
     }
 
-    /// Starts the second thread, and pins it and this one to different processors.
+    /// Starts the second thread, and pins it and the calling thread to the two processors of [`cpu::two`]. Where there are
+    /// not two, or pinning fails, [`is_apart`](Self::is_apart) returns false.
     pub fn pinned() -> Self {
         let cpus = cpu::two();
         let mut partner = Self::start();
@@ -40,15 +42,16 @@ impl Partner {
         partner
     }
 
-    /// Whether the two threads are pinned to different processors.
+    /// Returns whether [`pinned`](Self::pinned) has pinned the two threads to different processors.
     pub fn is_apart(&self) -> bool {
         self.apart
     }
 
-    /// Runs `theirs` on the partner's thread and `ours` on this one, once both are awake; returns the results of both.
+    /// Runs `theirs` on the partner's thread, and `ours` on the calling thread as soon as the partner's thread is awake;
+    /// waits for both, and returns the results of `theirs` and `ours` in this order.
     ///
     /// # Panics
-    /// If the partner panicked.
+    /// If `theirs` panicked, now or in an earlier call.
     pub fn with<T, U: Send + 'static>(
         &self,
         theirs: impl FnOnce() -> U + Send + 'static,
@@ -59,7 +62,7 @@ impl Partner {
         let (sender, result) = channel();
         let work = Box::new(move || {
             awake.store(true, Ordering::Release);
-            // The thread that started this waits for it, unless it panicked.
+            // The thread that called `with` waits for this result, unless `ours` panicked.
             let _ = sender.send(theirs());
         });
         let partner = self.work.as_ref();
@@ -79,7 +82,7 @@ impl Partner {
         }
     }
 
-    /// The slower pace of the two threads.
+    /// Measures the [`pace`] of both threads at the same time; returns that of the slower thread, in nanoseconds per step.
     pub fn pace(&self) -> f64 {
         let (theirs, ours) = self.with(pace, pace);
         ours.max(theirs)

@@ -1,4 +1,4 @@
-//! Two ends that send a message to and fro: two threads of this process, or two processes.
+//! A ping-pong: two players, in two threads of this process or in two processes, send each other a message in turn.
 
 use std::sync::Arc;
 
@@ -14,29 +14,33 @@ use crate::rig::{LOCAL, Rig};
 use crate::sample::timed;
 use crate::side::{Side, check};
 
-/// Receives that are posted ahead: a message waits neither for a receive nor for the cache line that holds it.
+/// The number of receives that each player keeps posted. There are so many that an arriving message always finds one, in a
+/// cache line of the receive queue that the player is not writing at that time.
 const AHEAD: u32 = 512;
-/// Receives posted together.
+/// The number of receives that a player posts with one call, after as many have been consumed.
 const AT_ONCE: usize = 8;
-/// Room for sends.
+/// The number of sends that fit into the send queue of each player.
 const SENDS: u32 = 64;
 
-/// How the two ends send.
+/// What the players of a ping-pong send, and which of their sends are signaled.
 #[derive(Clone, Copy, Debug)]
 pub struct SendPattern {
-    /// Bytes of a message.
+    /// The length of each message in bytes.
     pub size: u32,
-    /// One of so many sends is signaled: its completion covers the sends before it.
+    /// Every how many sends one is signaled; its completion covers the unsignaled sends before it. At 1 every send is
+    /// signaled.
     pub signaled_every: u64,
-    /// Whether the receiver reads the message, and sends its content back.
+    /// Whether each player reads the first 8 bytes of a message that it has received, adds 1 to them as a number, and
+    /// stores them as the beginning of the message that it sends next. An inline message is not changed.
     pub read: bool,
-    /// Whether a message that is short enough is passed with its request.
+    /// Whether messages are sent as inline data. Messages longer than the `max_inline_data` of the queue pair are sent from
+    /// registered memory nevertheless.
     pub inline: bool,
 }
 
 impl Default for SendPattern {
-    /// 64 bytes from registered memory; one of 32 sends is signaled, and the receiver does not read the message: the programs
-    /// of rdma-core measure in this way.
+    /// Messages of 64 bytes from registered memory, which the receiver does not read; one of 32 sends is signaled. The
+    /// ping-pong programs of rdma-core measure in this way.
     fn default() -> Self {
         Self {
             size: 64,
@@ -47,7 +51,7 @@ impl Default for SendPattern {
     }
 }
 
-/// One of two that send to each other.
+/// One of the two participants of a ping-pong, with its queue pair, completion queue and memory.
 pub struct Player {
     side: Arc<Side>,
     pattern: SendPattern,
@@ -57,16 +61,16 @@ pub struct Player {
     inline: Option<Vec<u8>>,
     slot: [Completion; 1],
     sent: u64,
-    // Receives to be posted again.
+    // Receives that replace consumed ones, and are posted as soon as there are `AT_ONCE` of them.
     refill: Vec<ReceiveRequest<'static>>,
 }
 
 impl Player {
-    /// A player who sends from the start of the memory of its side, and receives at this place in it. Its caller posts the first
-    /// receives.
+    /// Creates a player that sends from offset 0 of the memory of its side, and receives at the offset `room_at` of that
+    /// memory. The caller connects the queue pair and posts the first receives.
     ///
     /// # Errors
-    /// The memory is too small.
+    /// A message of the pattern's size does not fit into the memory at one of the two offsets.
     pub fn new(side: Arc<Side>, room_at: usize, pattern: SendPattern) -> Result<Self> {
         let size = pattern.size;
         let is_inline = pattern.inline && size <= side.qp.cap().max_inline_data;
@@ -83,10 +87,11 @@ impl Player {
         })
     }
 
-    /// Sends a message and waits for its answer; `next` waits for completions.
+    /// Sends a message and waits for the message with which the other player answers. `next` waits until the completion
+    /// queue has a completion and polls it into the slot.
     ///
     /// # Errors
-    /// A request failed or was refused, or `next` fails.
+    /// A request was refused or failed, or `next` failed.
     #[inline]
     pub fn ask(
         &mut self,
@@ -96,7 +101,7 @@ impl Player {
         self.receive(next)
     }
 
-    /// Waits for a message and answers it.
+    /// Waits for a message of the other player and sends one back. `next` is as in [`ask`](Self::ask).
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -109,11 +114,12 @@ impl Player {
         self.send()
     }
 
-    /// Sends a message. Every few messages it posts receives in the place of those that were used: after the message, where they
-    /// do not delay it.
+    /// Posts the send of a message without waiting for its completion. After every eighth message it also posts eight
+    /// receives, which replace those that the messages of the other player have consumed; they are posted after the send,
+    /// so as not to delay it.
     ///
     /// # Errors
-    /// A request was refused.
+    /// The queue pair refused the send or a receive.
     #[inline]
     pub fn send(&mut self) -> Result<()> {
         let data = match &self.inline {
@@ -153,7 +159,7 @@ impl Player {
     }
 }
 
-/// Two connected players, one for each thread.
+/// Two connected players in this process: one for the calling thread, the other for the thread of a [`Partner`].
 pub struct PingPong {
     near: Player,
     far: Arc<Mutex<Player>>,
@@ -161,12 +167,13 @@ pub struct PingPong {
 }
 
 impl PingPong {
-    /// Connects queue pairs of two devices, or of one that is named twice, each with a completion queue of its own.
+    /// Creates a player on each of two devices, each with a queue pair and a completion queue of its own, connects the
+    /// queue pairs and posts the first receives. Both elements of `rigs` may be the same device.
     ///
     /// # Errors
-    /// One of the devices refused.
+    /// There is too little memory, or one of the devices refused to create or connect an object.
     pub fn new(rigs: [&Rig; 2], pattern: SendPattern) -> Result<Self> {
-        // The message that arrives has a cache line of its own, apart from the message that is sent.
+        // The received message has cache lines of its own, which the sent message does not share.
         let room_at = (pattern.size as usize).next_multiple_of(128);
         let side = |rig| Side::new(rig, 2 * room_at, LOCAL, [SENDS, AHEAD]);
         let [near, far] = rigs.map(side);
@@ -176,7 +183,8 @@ impl PingPong {
         let [near, far] = sides.each_ref().map(player);
         let (near, far) = (near?, far?);
         for player in [&near, &far] {
-            // One more fits: the player who begins posts it before any message has arrived.
+            // Room remains for one more: the first player posts eight receives after its eighth send, when it has consumed
+            // only seven.
             for _ in 1..AHEAD {
                 let receive = ReceiveRequest::new(0, player.room);
                 player.side.qp.post_receive(receive)?;
@@ -189,10 +197,12 @@ impl PingPong {
         })
     }
 
-    /// Has `ours` play with the partner, who answers so many messages.
+    /// Runs `ours` with the first player on the calling thread, while the partner's thread answers `round_trips` messages
+    /// with the second player; returns the result of `ours`.
     ///
     /// # Errors
-    /// `ours` or the partner failed. Both queue pairs are flushed then, so that neither waits for the other any longer.
+    /// `ours` or the partner failed. Then both queue pairs are moved to the ERR state, so that neither thread waits for the
+    /// other any longer.
     pub fn play<T>(
         &mut self,
         partner: &Partner,
@@ -212,10 +222,10 @@ impl PingPong {
         Ok(played)
     }
 
-    /// Half of a round trip in nanoseconds, over `round_trips` of them.
+    /// Plays `round_trips` round trips with the partner; returns half of the mean time of one, in nanoseconds.
     ///
     /// # Errors
-    /// A request failed.
+    /// A request was refused or failed.
     pub fn half_round_trip(&mut self, partner: &Partner, round_trips: u64) -> Result<f64> {
         let ask = |near: &mut Player| timed(round_trips, || near.ask(Side::next));
         Ok(self.play(partner, round_trips, ask)? / 2.0)

@@ -1,4 +1,4 @@
-//! A device, and the objects that every measurement needs of it.
+//! An open device with a protection domain, from which a measurement makes its other objects.
 
 use anyhow::Result;
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -7,28 +7,29 @@ use polyverbs::{
     extension::Extensions, portable::read_sink_access,
 };
 
-/// Rights of memory that only local requests access.
+/// The access rights of a memory region that local requests read and write, and that no peer accesses.
 pub const LOCAL: Access = Access::LOCAL_WRITE;
 
-/// Rights of peers through a queue pair.
+/// The access rights that a queue pair grants to its peer: remote write, read and atomics.
 pub const PEERS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// A device that is opened for every feature that it has, with a protection domain.
+/// A device that was opened with every feature that it offers, and a protection domain of it.
 pub struct Rig {
-    /// The device.
+    /// The open device.
     pub context: Context,
-    /// The domain.
+    /// The protection domain, in which a measurement creates its queue pairs and registers memory.
     pub pd: Pd,
 }
 
 impl Rig {
-    /// Makes an emulated device of this kind, whose queue pairs reach one another directly, and opens it; or opens the
-    /// registered device of this name.
+    /// Opens the device with the name `device`. If the name is that of a kind of emulated devices, such as `ib0` or `iw0`,
+    /// this creates a new device of that kind, which has no network: its queue pairs reach only one another. Otherwise it
+    /// opens the device with this name in the registry.
     ///
     /// # Errors
-    /// There is neither such a kind nor such a device.
+    /// There is neither a kind nor a registered device with this name, or the device cannot be opened.
     pub fn new(device: &str) -> Result<Self> {
         match polyverbs::registry()?.device(device) {
             Some(registered) if emulated::kind(device).is_none() => Self::open(registered),
@@ -36,7 +37,7 @@ impl Rig {
         }
     }
 
-    /// Makes and opens such an emulated device without any extension, whichever are linked.
+    /// Creates and opens an emulated device of the kind `device` that has no extension, even if the program links some.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -52,17 +53,17 @@ impl Rig {
         Self::open(&emulated::device(device, options)?)
     }
 
-    /// Opens this device.
+    /// Opens the device with every feature that it offers, and allocates a protection domain.
     ///
     /// # Errors
-    /// The device refuses.
+    /// The device refuses to be opened, or to allocate the protection domain.
     pub fn open(device: &Device) -> Result<Self> {
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         Ok(Self { context, pd })
     }
 
-    /// Whether queue pairs have atomic operations.
+    /// Returns whether the queue pairs of this device support compare-and-swap and fetch-and-add.
     pub fn has_atomics(&self) -> bool {
         !self
             .context
@@ -71,14 +72,16 @@ impl Rig {
             .contains(BaselineGaps::NO_ATOMICS)
     }
 
-    /// Rights of memory that peers access and that may be the sink of reads, as far as this device has them.
+    /// Returns the access rights of a memory region that peers read and write, and that may also be the sink of RDMA reads.
+    /// They include remote atomics only if this device supports atomics.
     pub fn remote(&self) -> Access {
         let mut rights = PEERS | read_sink_access(&self.context).access;
         rights.set(Access::REMOTE_ATOMIC, self.has_atomics());
         rights
     }
 
-    /// Options of queue pairs that do every operation which an extension adds to reliable connections.
+    /// Returns options for an RC queue pair, with `cq` for its completions, that supports every operation which the linked
+    /// extensions add to RC queue pairs of this device.
     ///
     /// # Errors
     /// The linked extensions do not fit together.
@@ -89,7 +92,7 @@ impl Rig {
             .flat_map(|extension| extension.all_operations());
         let mut options = QpOptions::rc(cq);
         for operation in all {
-            // An operation of another queue pair type is refused here.
+            // The device refuses an operation that only another queue pair type supports; it is left out.
             let with = options.clone().operations(operation.bit());
             if self.pd.create_qp(with.clone()).wait().is_ok() {
                 options = with;
@@ -98,10 +101,10 @@ impl Rig {
         Ok(options)
     }
 
-    /// Allocates page-aligned memory of this length and registers it.
+    /// Allocates `length` bytes of page-aligned memory, filled with zeros, and registers them with these access rights.
     ///
     /// # Errors
-    /// Out of memory, or the device refused.
+    /// There is too little memory, or the device refused to register it.
     pub fn memory(&self, length: usize, access: Access) -> Result<(Memory, Mr)> {
         let memory = Memory::zeroed(length)?;
         let region = self.pd.register(&memory, access).wait()?;

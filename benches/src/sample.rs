@@ -1,4 +1,4 @@
-//! Samples: a figure, and its yardstick immediately before and after it.
+//! Samples of a figure, each with a reading of its yardstick immediately before and one immediately after it.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Nanoseconds for each of `turns` runs of `work`.
+/// Runs `work` `turns` times and returns the mean time of a run in nanoseconds.
 #[inline]
 pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
     let Ok(each) = timed(turns, || {
@@ -18,10 +18,10 @@ pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
     each
 }
 
-/// Nanoseconds for each of `turns` runs of `work`.
+/// Runs `work`, which may fail, `turns` times and returns the mean time of a run in nanoseconds.
 ///
 /// # Errors
-/// `work` failed.
+/// The first error of `work`, after which it is not run again.
 #[inline]
 pub fn timed<E>(turns: u64, mut work: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let began = Instant::now();
@@ -31,14 +31,16 @@ pub fn timed<E>(turns: u64, mut work: impl FnMut() -> Result<(), E>) -> Result<f
     Ok(began.elapsed().as_nanos() as f64 / turns as f64)
 }
 
-/// The median; of an even number of values, the upper one of the middle two. 0 if there are no values.
+/// Returns the median of the values; of an even number of values, the larger one of the middle two. Returns 0 if there are
+/// none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// A figure between two readings of its yardstick, and the slower of two readings of the pace.
+/// One measurement of a figure: readings of its yardstick `before` and `after` it, and the `pace`, which is the slower of
+/// the readings before and after.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     before: f64,
@@ -52,25 +54,27 @@ impl Sample {
         (self.before + self.after) / 2.0
     }
 
-    // Whether this thread had its processor for itself, and the machine was in the same state before and after. The
-    // figure itself does not influence the decision.
+    // Whether the sample counts: the measuring thread had its processor for itself, and the yardstick took the same time
+    // before the figure and after it. The figure itself does not influence the decision.
     fn is_steady(&self, best: f64) -> bool {
         let [least, most] = [self.before.min(self.after), self.before.max(self.after)];
         most <= STEADY * least && self.pace <= AT_PACE * best
     }
 }
 
-/// The largest ratio of the two readings of a sample that counts.
+/// A sample counts only if the larger of its two yardstick readings is at most this many times the smaller.
 const STEADY: f64 = 1.25;
 
-/// The largest ratio of the pace of a sample that counts to the best pace.
+/// A sample counts only if its pace, in nanoseconds per step, is at most this many times the best pace of the process.
 const AT_PACE: f64 = 1.15;
 
-/// The best pace that this process has seen, as the bits of a positive float: their order is that of the numbers.
+/// The best (smallest) pace that this process has measured, in nanoseconds per step. It is stored as the bits of an `f64`:
+/// those of positive numbers have the order of the numbers, so that `fetch_min` works.
 static BEST_PACE: AtomicU64 = AtomicU64::new(f64::INFINITY.to_bits());
 
-/// The current pace of this thread, in nanoseconds per step of work that keeps the processor busy. Where another
-/// thread shares the core, the speed halves; a read-modify-write hardly shows that, because it mostly waits.
+/// Measures the current pace of the calling thread: the nanoseconds that it takes for a step of arithmetic which keeps the
+/// processor core busy. The time doubles while another hardware thread uses the same core; the time of a read-modify-write
+/// hardly shows that, because such an instruction mostly waits.
 pub fn pace() -> f64 {
     let mut chains = black_box([1_u64, 2, 3, 5, 7, 11]);
     let step = || {
@@ -86,7 +90,8 @@ pub fn pace() -> f64 {
     reading
 }
 
-/// Measures the pace for a second, once, so that the first samples have a best pace with which they are compared.
+/// Measures the pace repeatedly for a second, in the first call of the process only, so that there is a best pace with
+/// which the first samples are compared.
 fn find_best_pace() {
     static FOUND: Once = Once::new();
     FOUND.call_once(|| {
@@ -101,7 +106,7 @@ fn best_pace() -> f64 {
     f64::from_bits(BEST_PACE.load(Ordering::Relaxed))
 }
 
-/// Samples of one figure with one yardstick.
+/// Samples of one figure, all with the same yardstick.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     samples: Vec<Sample>,
@@ -109,10 +114,12 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Takes `rounds` samples: the yardstick, the figure, the yardstick.
+    /// Takes samples until `rounds` of them count; gives up after eight times as many. For each sample it calls
+    /// `yardstick`, then `figure`, then `yardstick` again. A sample does not count if another program disturbed it: the
+    /// calling thread's pace was slow, or the two readings of the yardstick differ by more than a quarter.
     ///
     /// # Errors
-    /// The yardstick or the figure could not be measured.
+    /// The first error of `yardstick` or `figure`.
     pub fn take(
         rounds: usize,
         yardstick: impl FnMut() -> Result<f64>,
@@ -121,7 +128,8 @@ impl Samples {
         Self::take_at(rounds, pace, yardstick, figure)
     }
 
-    /// Takes samples with the pace of all participating threads: that of the slowest.
+    /// Does what [`take`](Self::take) does, but calls `pace` for the pace, in nanoseconds per step. For a figure of several
+    /// threads `pace` returns that of the slowest.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -139,17 +147,18 @@ impl Samples {
         })
     }
 
-    /// The median of the figures.
+    /// Returns the median of the figures, over the samples that count.
     pub fn figure(&self) -> f64 {
         median(self.counted().map(|sample| sample.figure))
     }
 
-    /// The median of the yardsticks.
+    /// Returns the median of the yardstick, over the samples that count; in each sample it is the mean of the two readings.
     pub fn yardstick(&self) -> f64 {
         median(self.counted().map(|sample| sample.yardstick()))
     }
 
-    /// The median of the ratios of figure to yardstick, each computed within its own sample.
+    /// Returns the median of the ratio of figure to yardstick, over the samples that count; each ratio is that of one
+    /// sample.
     pub fn ratio(&self) -> f64 {
         median(
             self.counted()
@@ -157,12 +166,13 @@ impl Samples {
         )
     }
 
-    /// The number of samples that count, and the number of samples taken.
+    /// Returns the number of samples that count, then the number of samples taken. If fewer than seven are undisturbed, all
+    /// of them count.
     pub fn counts(&self) -> (usize, usize) {
         (self.counted().count(), self.samples.len())
     }
 
-    // The samples that a steady machine gave; all samples if those are too few for a median.
+    // The undisturbed samples; all samples if the undisturbed ones are too few for a median.
     fn counted(&self) -> impl Iterator<Item = &Sample> {
         let is_steady = |sample: &&Sample| sample.is_steady(self.best);
         let steady = self.samples.iter().filter(is_steady).count();
@@ -173,10 +183,10 @@ impl Samples {
     }
 }
 
-/// The largest ratio of the samples taken to the samples that are to count.
+/// At most this many times as many samples are taken as are to count.
 const PATIENCE: usize = 8;
 
-/// The fewest samples that have a meaningful median.
+/// If fewer samples than this are undisturbed, their median means little, and all samples count.
 const MIDDLE: usize = 7;
 
 fn paced(

@@ -1,4 +1,4 @@
-//! One end of a connection.
+//! One side of a connection: a queue pair with its completion queue and memory.
 
 use std::hint::spin_loop;
 use std::thread::yield_now;
@@ -12,15 +12,17 @@ use polyverbs::{
 
 use crate::rig::{PEERS, Rig};
 
-/// A loop that waits for another thread without sleeping.
+/// The pause in each round of a loop that polls until another thread has done something; the thread never sleeps in it.
 #[derive(Default)]
 pub struct Spin(u32);
 
 impl Spin {
-    /// So many rounds take longer than another thread needs that runs on a processor of its own.
+    /// The number of rounds after which the processor is yielded: they take longer than a thread with a processor of its
+    /// own needs to respond.
     const ROUNDS: u32 = 1000;
 
-    /// Called in each round. After many rounds the awaited thread may need this processor, and gets it.
+    /// Pauses briefly; the loop calls it in each round. From the thousandth call on it yields the processor to other
+    /// threads, because the awaited thread may need it.
     #[inline]
     pub fn once(&mut self) {
         self.0 = self.0.saturating_add(1);
@@ -32,33 +34,36 @@ impl Spin {
     }
 }
 
-/// One end of a connection: a queue pair, its completion queue, and memory.
+/// One side of a connection: a queue pair, the completion queue of its sends and receives, and registered memory.
 pub struct Side {
     /// The queue pair.
     pub qp: Qp,
-    /// The queue on which its requests complete.
+    /// The completion queue of the queue pair's sends and receives.
     pub cq: Cq,
-    /// The memory, registered.
+    /// The memory region as which `memory` is registered.
     pub region: Mr,
-    /// The memory.
+    /// The memory for the data of the requests.
     pub memory: Memory,
 }
 
 impl Side {
-    /// Makes an end with so many bytes of memory, and with room for so many sends and so many receives.
+    /// Creates a side with `length` bytes of memory, registered with these access rights. `room` has the `max_send_wr` and
+    /// then the `max_recv_wr` of its RC queue pair; the completion queue has an entry for each. The queue pair is not
+    /// connected.
     ///
     /// # Errors
-    /// Out of memory, or the device refused.
+    /// There is too little memory, or the device refused to create an object.
     pub fn new(rig: &Rig, length: usize, access: Access, room: [u32; 2]) -> Result<Self> {
         let [sends, receives] = room;
         let options = |cq: &Cq| Ok(QpOptions::rc(cq).max_send_wr(sends).max_recv_wr(receives));
         Self::with(rig, length, access, sends + receives, options)
     }
 
-    /// Makes an end whose queue pair has these options, and whose completion queue has so many entries.
+    /// Creates a side with `length` bytes of memory, registered with these access rights, and a completion queue with `cqe`
+    /// entries. `options` receives that completion queue and returns the options of the queue pair.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new), or `options` failed.
     pub fn with(
         rig: &Rig,
         length: usize,
@@ -77,7 +82,8 @@ impl Side {
         })
     }
 
-    /// Writes zeros to every page of the memory, so that the system makes the pages now: before, it reads one page for all.
+    /// Writes a zero to every page of the memory, so that the system allocates the pages now. Pages that were never written
+    /// are all the same page of zeros, and reading them would be faster than reading memory.
     pub fn touch(&self) {
         for page in (0..self.memory.len()).step_by(4096) {
             let written = self.memory.write(page, &[0]);
@@ -85,36 +91,38 @@ impl Side {
         }
     }
 
-    /// Connects two ends of this process, each of which may access the other's memory.
+    /// Connects this side's queue pair to that of another side of this process. Each may read, write and use atomics on the
+    /// other's memory.
     ///
     /// # Errors
-    /// A device refused.
+    /// A device refused a state change of its queue pair.
     pub fn connect(&self, other: &Self) -> Result<()> {
         Ok(connect_pair(&self.qp, &other.qp, PEERS).wait()?)
     }
 
-    /// Posts a request.
+    /// Posts a request to the send queue.
     ///
     /// # Errors
-    /// The queue pair refused it.
+    /// The queue pair refused the request.
     #[inline]
     pub fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<()> {
         Ok(self.qp.post_one(request)?)
     }
 
-    /// Posts a receive of this many bytes, at the start of the memory.
+    /// Posts a receive for a message of at most `size` bytes, which is stored at the start of the memory.
     ///
     /// # Errors
-    /// The queue pair refused it.
+    /// `size` exceeds the memory, or the queue pair refused the receive.
     pub fn receive(&self, size: u32) -> Result<()> {
         let room = self.region.sge(0, size)?;
         Ok(self.qp.post_receive(ReceiveRequest::new(0, room))?)
     }
 
-    /// Polls until a request completes, without sleeping; returns the number of completions.
+    /// Polls the completion queue, without sleeping, until at least one send or receive has completed; returns the number
+    /// of completions, which are stored in the first slots.
     ///
     /// # Errors
-    /// The queue cannot be polled.
+    /// The completion queue cannot be polled.
     #[inline]
     pub fn next(&self, slots: &mut [Completion]) -> Result<usize> {
         let mut spin = Spin::default();
@@ -127,28 +135,29 @@ impl Side {
         }
     }
 
-    /// Polls until a request completes, and demands that it succeeded.
+    /// Polls the completion queue until one send or receive has completed, and checks that it succeeded.
     ///
     /// # Errors
-    /// It failed, or the queue cannot be polled.
+    /// The request failed, or the completion queue cannot be polled.
     #[inline]
     pub fn complete(&self, slot: &mut [Completion; 1]) -> Result<()> {
         self.next(slot)?;
         check(&slot[0])
     }
 
-    /// Flushes the queue pair, which ends what the other side waits for.
+    /// Moves the queue pair to the ERR state, which flushes its requests: a thread that waits for one of their completions
+    /// no longer waits.
     pub fn hang_up(&self) {
         let error = QpAttributes::new().qp_state(QpState::Err);
-        // A queue pair that refuses this has ended already.
+        // A queue pair that refuses the state change has already failed.
         drop(self.qp.modify(error).wait());
     }
 }
 
-/// Demands that a request succeeded.
+/// Returns `Ok` if the request of this completion succeeded.
 ///
 /// # Errors
-/// It failed.
+/// The request failed; the error names its status and opcode.
 #[inline]
 pub fn check(done: &Completion) -> Result<()> {
     ensure!(

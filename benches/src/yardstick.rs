@@ -1,4 +1,4 @@
-//! The time that the machine takes for the primitives of which the fast path is made.
+//! Yardsticks: the times that this machine takes for the primitives of which posting and polling consist.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -8,13 +8,15 @@ use crate::partner::Partner;
 use crate::sample::nanoseconds;
 use crate::side::Spin;
 
-/// A value that shares no pair of cache lines with another: processors fetch lines in pairs.
+/// Aligns a value to 128 bytes, two cache lines, so that it shares them with no other value: processors fetch lines in
+/// pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// An uncontended read-modify-write in nanoseconds: a compare-exchange that takes a free flag, and the release store
-/// that frees it. Every lock of the fast path is one of these.
+/// Measures an uncontended read-modify-write: a compare-exchange that sets a flag, and the release store that clears it.
+/// Returns the mean time of `turns` of them in nanoseconds. Taking and releasing a lock on the fast path costs one of
+/// these.
 pub fn read_modify_write(turns: u64) -> f64 {
     let flag = Alone(AtomicBool::new(false));
     let flag = black_box(&flag);
@@ -27,8 +29,8 @@ pub fn read_modify_write(turns: u64) -> f64 {
     })
 }
 
-/// A bare `fetch_add` on a cache line of its own, in nanoseconds: a check of [`read_modify_write`] that does not
-/// depend on its definition.
+/// Measures a bare `fetch_add` on a cache line of its own; returns the mean time of `turns` of them in nanoseconds. It
+/// shows whether the figure of [`read_modify_write`], which is defined by this project, is plausible.
 pub fn fetch_add(turns: u64) -> f64 {
     let count = Alone(AtomicU64::new(0));
     let count = black_box(&count);
@@ -37,8 +39,9 @@ pub fn fetch_add(turns: u64) -> f64 {
     })
 }
 
-/// The time that a cache line takes to the partner's processor, in nanoseconds: half of a round trip of one flag,
-/// which each thread waits for and then sets.
+/// Measures the time that a cache line takes from the calling thread's processor to the partner's: the two threads set one
+/// flag in turn, each after it has seen the other's value. Returns half of the mean time of `round_trips` round trips, in
+/// nanoseconds.
 pub fn line_crossing(partner: &Partner, round_trips: u64) -> f64 {
     let flag = Arc::new(Alone(AtomicU64::new(0)));
     let theirs = Arc::clone(&flag);

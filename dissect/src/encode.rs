@@ -19,13 +19,13 @@ use crate::rds;
 #[non_exhaustive]
 pub enum EncodeError {
     /// The headers of the packet with this number do not match its opcode.
-    #[error("packet {0}: its headers are not those of its opcode")]
+    #[error("packet {0}: its headers do not match its opcode")]
     Headers(u64),
     /// The packet with this number has a part of a TCP stream that is in no unit of the capture.
-    #[error("packet {0}: nothing has the octets of this stretch of its stream")]
+    #[error("packet {0}: no unit of the capture has the bytes that it carries of its stream")]
     Stream(u64),
     /// The FPDU has more than fits into a frame, or markers at positions where its frame has none.
-    #[error("a frame at octet {offset} of connection {connection} that cannot be built")]
+    #[error("the frame at byte {offset} of connection {connection} cannot be built")]
     Frame {
         /// The connection of the frame, counted from 0.
         connection: u32,

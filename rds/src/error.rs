@@ -16,7 +16,7 @@ use crate::protocol::PortError;
 #[non_exhaustive]
 pub enum RdsError {
     /// `EINVAL`: the address is a wildcard, broadcast or multicast address, or a link-local one without a scope.
-    #[error("{0} is no address of one host")]
+    #[error("{0} is not the address of a single host")]
     Address(SocketAddr),
     /// `EADDRNOTAVAIL`: the address is link-local with a scope. Sockets do not support such addresses.
     #[error(
@@ -24,7 +24,7 @@ pub enum RdsError {
     )]
     Scope(SocketAddr),
     /// `EDESTADDRREQ`: the destination of the message is a wildcard address.
-    #[error("{0} is no destination")]
+    #[error("{0} cannot be a destination")]
     Destination(SocketAddr),
     /// `EINVAL`: the socket is bound already, to this address.
     #[error("the socket is bound to {0} already")]
@@ -77,14 +77,14 @@ pub enum RdsError {
         most: usize,
     },
     /// `EAGAIN`: the call would have to wait for room in the send buffer, or for something to receive.
-    #[error("not now")]
+    #[error("the call would have to wait")]
     WouldBlock,
     /// `ENOBUFS`: the receiver has marked the destination port as congested, because more bytes wait there than its receive
     /// buffer allows.
     #[error("the destination is congested")]
     Congested,
     /// `ETIMEDOUT`: the deadline of the call has passed.
-    #[error("the time is over")]
+    #[error("the deadline has passed")]
     TimedOut,
     /// `ECONNRESET`: the leader of the socket's own address, through which its messages went, has ended. This many
     /// unacknowledged messages were given up; each of them may or may not have arrived. Later messages are sent as usual.

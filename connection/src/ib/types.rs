@@ -489,7 +489,7 @@ pub enum CmError {
         max: usize,
     },
     /// Another listener listens for the service.
-    #[error("another listener is there for this service")]
+    #[error("another listener listens for this service")]
     InUse,
     /// All communication IDs are in use, or there is no room for another connection.
     #[error("too many connections")]

@@ -88,16 +88,16 @@ pub enum Failure {
     #[error("the peer does not speak MPA: {0}")]
     Malformed(#[from] start::Reject),
     /// Both sides are initiators, or both are responders: close the stream.
-    #[error("both sides are of the same role")]
+    #[error("both sides are initiators, or both are responders")]
     SameRole,
     /// The reply has a revision that was not requested.
-    #[error("the peer answers with revision {0}")]
+    #[error("the peer answers with revision {0}, which was not requested")]
     Revision(u8),
     /// The reply is enhanced although the request was not, or the reverse (RFC 6581 section 7).
-    #[error("the reply has another form than the request")]
+    #[error("only one of request and reply is enhanced")]
     Form,
     /// The peer took too long to send its request or reply.
-    #[error("the peer took too long")]
+    #[error("the peer sent no request or reply in time")]
     TimedOut,
     /// The peer closed the stream. After a request of revision 2 that may mean that it supports only revision 1.
     #[error("the peer closed the connection")]
@@ -106,7 +106,7 @@ pub enum Failure {
     #[error("the peer's offer cannot be met: {0:?}")]
     Terminate(TerminateCode),
     /// The call is not allowed in this state, and has changed nothing.
-    #[error("not now")]
+    #[error("not allowed in this state of the negotiation")]
     State,
     /// The private data is too long; nothing was changed.
     #[error("{len} bytes of private data, where there may be {max}")]

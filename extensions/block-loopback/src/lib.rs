@@ -92,7 +92,7 @@ fn is_for_datagrams(shape: &QpShape) -> Result<(), VerbError> {
         QpType::Ud => Ok(()),
         _ => Err(VerbError::argument(
             "qp_type",
-            "only datagrams have multicast whose loopback could be blocked",
+            "only UD queue pairs send multicasts whose loopback can be blocked",
         )),
     }
 }

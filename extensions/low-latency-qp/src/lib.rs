@@ -158,7 +158,7 @@ impl From<&Progress> for QpExtension {
 
 fn has_own_receives(shape: &QpShape) -> Result<(), VerbError> {
     if shape.has_srq {
-        let reason = "a low-latency queue pair has receives of its own";
+        let reason = "a low-latency queue pair has no SRQ: it has receives of its own";
         return Err(VerbError::argument("srq", reason));
     }
     Ok(())

@@ -67,7 +67,7 @@ impl Host for VirtualHost {
 #[non_exhaustive]
 pub enum SimulationError {
     /// A network has a job that is due, but has requested no wake-up for it: on a real host the job would not run.
-    #[error("something is due at {due:?}, and nobody noted it: {now:?}, next wake-up {wake:?}")]
+    #[error("a job is due at {due:?}, but requested no wake-up: now {now:?}, next {wake:?}")]
     NotWoken {
         /// The time at which the job is due.
         due: Time,
@@ -77,7 +77,7 @@ pub enum SimulationError {
         wake: Option<Time>,
     },
     /// The simulation took a million steps and is not idle, so it will probably never end.
-    #[error("still not idle after {MOST_STEPS} steps; something is due at {next:?}")]
+    #[error("still not idle after {MOST_STEPS} steps; the next job is due at {next:?}")]
     Endless {
         /// The time at which the next job is due.
         next: Time,

@@ -79,8 +79,8 @@ pub mod tunnel_port {
 header! {
     /// The header of Ethernet II.
     Ethernet, EthernetView: 14 octets {
-        destination: Octets<6> = 48, "The receiver.";
-        source: Octets<6> = 48, "The sender.";
+        destination: Octets<6> = 48, "The receiver's MAC address.";
+        source: Octets<6> = 48, "The sender's MAC address.";
         ethertype: u16 = 16, "The protocol that follows: see [`ethertype`].";
     }
 }
@@ -89,8 +89,8 @@ header! {
     /// A VLAN tag (IEEE 802.1Q), which follows the addresses and the EtherType that announces it.
     Vlan, VlanView: 4 octets {
         priority: u8 = 3, "Priority.";
-        drop_eligible: bool = 1, "May be dropped.";
-        id: u16 = 12, "The VLAN.";
+        drop_eligible: bool = 1, "Whether the frame may be dropped when there is congestion.";
+        id: u16 = 12, "The number of the VLAN.";
         ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
 }
@@ -99,8 +99,8 @@ header! {
     /// The header of Linux's cooked capture, first version (LINKTYPE_LINUX_SLL).
     Sll, SllView: 16 octets {
         packet_type: u16 = 16, "Whether the device received, sent, or only saw the packet.";
-        device_type: u16 = 16, "ARPHRD_ type of the device.";
-        address_length: u16 = 16, "Length of the address, in bytes.";
+        device_type: u16 = 16, "The type of the network device: an ARPHRD_ number of Linux.";
+        address_length: u16 = 16, "The number of bytes of the sender's link-layer address.";
         address: Octets<8> = 64, "The sender's link-layer address.";
         protocol: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
@@ -111,10 +111,10 @@ header! {
     Sll2, Sll2View: 20 octets {
         protocol: u16 = 16, "The protocol that follows, as an Ethernet type.";
         reserved: Reserved = 16, "Zero.";
-        interface: u32 = 32, "The device.";
-        device_type: u16 = 16, "ARPHRD_ type of the device.";
+        interface: u32 = 32, "The index of the network device.";
+        device_type: u16 = 16, "The type of the network device: an ARPHRD_ number of Linux.";
         packet_type: u8 = 8, "Whether the device received, sent, or only saw the packet.";
-        address_length: u8 = 8, "Length of the address, in bytes.";
+        address_length: u8 = 8, "The number of bytes of the sender's link-layer address.";
         address: Octets<8> = 64, "The sender's link-layer address.";
     }
 }
@@ -158,9 +158,9 @@ header! {
 header! {
     /// An MPLS label (RFC 3032).
     Mpls, MplsView: 4 octets {
-        label: u32 = 20, "The label.";
+        label: u32 = 20, "The value of the label.";
         traffic_class: u8 = 3, "Traffic class.";
-        bottom: bool = 1, "The last label.";
+        bottom: bool = 1, "Whether this is the last label of the stack.";
         time_to_live: u8 = 8, "Hops left.";
     }
 }
@@ -168,10 +168,10 @@ header! {
 header! {
     /// The header of a session of PPP over Ethernet (RFC 2516), with PPP's protocol field.
     Pppoe, PppoeView: 8 octets {
-        version: u8 = 4, "1.";
-        kind: u8 = 4, "1.";
+        version: u8 = 4, "Version of PPPoE: 1.";
+        kind: u8 = 4, "Type of PPPoE: 1.";
         code: u8 = 8, "0: data of a session.";
-        session: u16 = 16, "The session.";
+        session: u16 = 16, "The number of the session.";
         length: u16 = 16, "Length of the PPP packet in bytes, its protocol field included.";
         protocol: u16 = 16, "The protocol that follows: 0x21 for IPv4, 0x57 for IPv6.";
     }
@@ -185,7 +185,7 @@ header! {
         key: bool = 1, "A key follows.";
         sequence: bool = 1, "A sequence number follows.";
         reserved: Reserved = 9, "Zero.";
-        version: u8 = 3, "0.";
+        version: u8 = 3, "Version of GRE: 0.";
         ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
 }
@@ -193,34 +193,34 @@ header! {
 header! {
     /// The header of ERSPAN, second version.
     Erspan2, Erspan2View: 8 octets {
-        version: u8 = 4, "1.";
+        version: u8 = 4, "The value 1, which marks the second version of ERSPAN.";
         vlan: u16 = 12, "The VLAN of the mirrored frame.";
-        class_of_service: u8 = 3, "Its priority.";
-        encapsulation: u8 = 2, "How the port had tagged it.";
-        truncated: bool = 1, "The mirrored frame was cut.";
-        session: u16 = 10, "The session.";
+        class_of_service: u8 = 3, "The priority of the mirrored frame.";
+        encapsulation: u8 = 2, "How the mirrored frame carried its VLAN tag.";
+        truncated: bool = 1, "Whether the mirrored frame was cut.";
+        session: u16 = 10, "The number of the mirroring session.";
         reserved: Reserved = 12, "Zero.";
-        index: u32 = 20, "The port and the direction.";
+        index: u32 = 20, "The port where the frame was mirrored, and its direction.";
     }
 }
 
 header! {
     /// The header of ERSPAN, third version, without its optional subheader.
     Erspan3, Erspan3View: 12 octets {
-        version: u8 = 4, "2.";
+        version: u8 = 4, "The value 2, which marks the third version of ERSPAN.";
         vlan: u16 = 12, "The VLAN of the mirrored frame.";
-        class_of_service: u8 = 3, "Its priority.";
-        integrity: u8 = 2, "Whether it was short, too long or damaged.";
-        truncated: bool = 1, "The mirrored frame was cut.";
-        session: u16 = 10, "The session.";
-        timestamp: u32 = 32, "When it was mirrored.";
-        group_tag: u16 = 16, "Its security group.";
-        protocol_data_unit: bool = 1, "An Ethernet frame.";
+        class_of_service: u8 = 3, "The priority of the mirrored frame.";
+        integrity: u8 = 2, "Whether the mirrored frame was too short, too long or damaged.";
+        truncated: bool = 1, "Whether the mirrored frame was cut.";
+        session: u16 = 10, "The number of the mirroring session.";
+        timestamp: u32 = 32, "When the frame was mirrored, in the unit that `granularity` gives.";
+        group_tag: u16 = 16, "The security group of the mirrored frame.";
+        protocol_data_unit: bool = 1, "Whether the mirrored data is an Ethernet frame.";
         frame_type: u8 = 5, "0 for Ethernet, 2 for IP.";
-        hardware: u8 = 6, "The engine that mirrored it.";
-        direction: bool = 1, "It left the port.";
+        hardware: u8 = 6, "The engine of the switch that mirrored the frame.";
+        direction: bool = 1, "Whether the mirrored frame left the port.";
         granularity: u8 = 2, "The unit of the timestamp.";
-        subheader: bool = 1, "A subheader of eight bytes follows.";
+        subheader: bool = 1, "Whether a subheader of eight bytes follows.";
     }
 }
 
@@ -229,7 +229,7 @@ header! {
     Vxlan, VxlanView: 8 octets {
         flags: u8 = 8, "0x08: the identifier is valid.";
         reserved: Reserved = 24, "Zero.";
-        vni: u32 = 24, "The network.";
+        vni: u32 = 24, "The number of the virtual network.";
         reserved_too: Reserved = 8, "Zero.";
     }
 }
@@ -237,13 +237,13 @@ header! {
 header! {
     /// The Geneve header without its options (RFC 8926).
     Geneve, GeneveView: 8 octets {
-        version: u8 = 2, "0.";
+        version: u8 = 2, "Version of Geneve: 0.";
         option_words: u8 = 6, "Length of the options in words of four bytes.";
-        control: bool = 1, "A control packet.";
-        critical: bool = 1, "Some option must be understood.";
+        control: bool = 1, "Whether this is a control packet.";
+        critical: bool = 1, "Whether some option is one that the receiver must understand.";
         reserved: Reserved = 6, "Zero.";
         ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
-        vni: u32 = 24, "The network.";
+        vni: u32 = 24, "The number of the virtual network.";
         reserved_too: Reserved = 8, "Zero.";
     }
 }
@@ -251,35 +251,35 @@ header! {
 header! {
     /// The IPv4 header without its options (RFC 791 section 3.1).
     Ipv4, Ipv4View: 20 octets {
-        version: u8 = 4, "4.";
+        version: u8 = 4, "Version of IP: 4.";
         header_words: u8 = 4, "Length of the header in words of four bytes, options included: 5 without any.";
         dscp: u8 = 6, "Differentiated services code point.";
         ecn: u8 = 2, "Explicit congestion notification.";
-        total_length: u16 = 16, "Length of header and payload, in bytes.";
-        identification: u16 = 16, "The same in all fragments of one packet.";
+        total_length: u16 = 16, "The length of header and payload, in bytes.";
+        identification: u16 = 16, "A number that all fragments of one packet have in common.";
         reserved: Reserved = 1, "Zero.";
         dont_fragment: bool = 1, "Routers must not fragment the packet.";
-        more_fragments: bool = 1, "Not the last fragment.";
-        fragment_offset: u16 = 13, "Offset of the fragment, in units of eight bytes.";
+        more_fragments: bool = 1, "Whether more fragments of the packet follow.";
+        fragment_offset: u16 = 13, "The fragment's offset in the packet, in units of eight bytes.";
         time_to_live: u8 = 8, "Hops left.";
         protocol: u8 = 8, "The protocol that follows: see [`protocol`].";
-        checksum: u16 = 16, "Ones' complement sum over the header.";
-        source: Octets<4> = 32, "The sender.";
-        destination: Octets<4> = 32, "The receiver.";
+        checksum: u16 = 16, "The ones' complement sum over the header.";
+        source: Octets<4> = 32, "The sender's address.";
+        destination: Octets<4> = 32, "The receiver's address.";
     }
 }
 
 header! {
     /// The IPv6 header (RFC 8200 section 3).
     Ipv6, Ipv6View: 40 octets {
-        version: u8 = 4, "6.";
+        version: u8 = 4, "Version of IP: 6.";
         traffic_class: u8 = 8, "Traffic class.";
         flow_label: u32 = 20, "Flow label.";
-        payload_length: u16 = 16, "Bytes after this header.";
+        payload_length: u16 = 16, "The number of bytes after this header.";
         next_header: u8 = 8, "The protocol that follows: see [`protocol`].";
         hop_limit: u8 = 8, "Hops left.";
-        source: Octets<16> = 128, "The sender.";
-        destination: Octets<16> = 128, "The receiver.";
+        source: Octets<16> = 128, "The sender's address.";
+        destination: Octets<16> = 128, "The receiver's address.";
     }
 }
 
@@ -288,10 +288,10 @@ header! {
     Ipv6Extension, Ipv6ExtensionView: 8 octets {
         next_header: u8 = 8, "The protocol that follows.";
         length: u8 = 8, "Length in units of eight bytes, without the first eight; reserved in a fragment header.";
-        fragment_offset: u16 = 13, "Offset of the fragment, in units of eight bytes.";
+        fragment_offset: u16 = 13, "The fragment's offset in the packet, in units of eight bytes.";
         reserved: Reserved = 2, "Zero.";
-        more_fragments: bool = 1, "Not the last fragment.";
-        identification: u32 = 32, "The same in all fragments of one packet.";
+        more_fragments: bool = 1, "Whether more fragments of the packet follow.";
+        identification: u32 = 32, "A number that all fragments of one packet have in common.";
     }
 }
 
@@ -310,21 +310,21 @@ header! {
     Tcp, TcpView: 20 octets {
         source_port: u16 = 16, "The sender's port.";
         destination_port: u16 = 16, "The receiver's port.";
-        sequence: u32 = 32, "Number of the first byte, or of the SYN.";
-        acknowledgment: u32 = 32, "The next number that the sender expects.";
+        sequence: u32 = 32, "The sequence number of the first byte, or of the SYN.";
+        acknowledgment: u32 = 32, "The sequence number of the next byte that the sender expects.";
         header_words: u8 = 4, "Length of the header in words of four bytes, options included: 5 without any.";
         reserved: Reserved = 4, "Zero.";
-        cwr: bool = 1, "Congestion window reduced.";
-        ece: bool = 1, "Congestion was met.";
-        urg: bool = 1, "The urgent pointer counts.";
-        ack: bool = 1, "The acknowledgment counts.";
+        cwr: bool = 1, "The sender has reduced its congestion window.";
+        ece: bool = 1, "The sender has received a packet that met congestion.";
+        urg: bool = 1, "Whether `urgent` is valid.";
+        ack: bool = 1, "Whether `acknowledgment` is valid.";
         psh: bool = 1, "The receiver passes the data to the program at once.";
         rst: bool = 1, "The sender aborts the connection.";
         syn: bool = 1, "The connection begins.";
         fin: bool = 1, "The sender has no more data.";
         window: u16 = 16, "Bytes that the sender is ready to receive.";
         checksum: u16 = 16, "Ones' complement sum.";
-        urgent: u16 = 16, "Where urgent data ends.";
+        urgent: u16 = 16, "The end of the urgent data, relative to `sequence`.";
     }
 }
 

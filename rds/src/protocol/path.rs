@@ -38,19 +38,19 @@ const MAP: u32 = 8192;
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProtocolError {
     /// The messages that wait to be received or forwarded take all the memory that the host allows for them.
-    #[error("messages that wait to be received take all memory that there is for them")]
+    #[error("messages that wait to be received or forwarded take all the memory allowed for them")]
     Memory,
     /// The fragment is too short for a header, or the checksum of its header is wrong.
-    #[error("a message begins with no valid header")]
+    #[error("a fragment has no valid header")]
     Header,
     /// The length in the header is more than [`MAX_MESSAGE`], or it is that of a congestion map and not 8192 bytes.
-    #[error("a message of {length} bytes: there are none of this size")]
+    #[error("a header announces a message of {length} bytes, which no message has")]
     Length {
         /// The length in the header, in bytes.
         length: u32,
     },
     /// The fragment belongs to another message than the one of which fragments are still missing.
-    #[error("a fragment is of another message than the one before it, which is not complete")]
+    #[error("a fragment belongs to another message than the incomplete one before it")]
     Mismatch,
     /// The fragment's length does not follow from the message length in the header and the fragments before it: all but the
     /// last fragment are full.

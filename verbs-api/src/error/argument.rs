@@ -79,7 +79,7 @@ pub enum ArgumentReason {
         reason: &'static str,
     },
     /// The peer asks for a queue pair of this service, but the argument is of another.
-    #[error("the peer asks for one of the service {0:?}")]
+    #[error("the peer asks for a queue pair of the service {0:?}")]
     PeerService(QpType),
     /// The emulation of an extension adds features that the extension's descriptor does not list.
     #[error("the emulation of {extension} gains bits {bits:#x} that {extension} does not describe")]

@@ -78,7 +78,7 @@ pub enum VerbError {
     #[error("in use by {}", HolderNames(.0))]
     Busy(Vec<Holder>),
     /// The operation was canceled before it completed.
-    #[error("called off before it completed")]
+    #[error("canceled before it completed")]
     Canceled,
     /// The completion queue overran and is unusable.
     #[error(

@@ -1,4 +1,5 @@
-//! The figures for which the fast path has limits, and those of the operations that are done once per object.
+//! The command `bar`: the figures of posting and polling, for which there are limits, and those of operations that a
+//! program does once per object.
 
 use std::cell::RefCell;
 
@@ -19,16 +20,16 @@ use crate::part::{Measure, Part};
 use crate::report::Limit::{self, FigureAtMost, RatioAtLeast, RatioAtMost};
 use crate::report::{GBS, NS, Row};
 
-/// The fast path of devices in one process
+/// Posting and polling on one device in one process, where a figure may have a limit
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// The device
+    /// The kind of emulated device, or the registered device, that is measured
     #[arg(long, value_name = "NAME", default_value = "ib0")]
     pub(crate) device: String,
-    /// Samples of each figure that count
+    /// How many undisturbed samples of each figure are taken
     #[arg(long, value_name = "N", default_value_t = 51, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Connected queue pairs in the part that measures the cost of many
+    /// How many connected pairs of QPs there are in the part `pairs`, which measures a write among many
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
 }
@@ -53,14 +54,15 @@ pub(crate) fn parts(arguments: &Arguments) -> Vec<Part> {
     Part::of_each(arguments, &parts)
 }
 
-/// The name of the yardstick [`rmw`].
+/// The name by which rows show the yardstick [`rmw`], an uncontended atomic read-modify-write.
 pub(crate) const RMW: &str = "RMW";
 
 pub(crate) fn rmw() -> f64 {
     yardstick::read_modify_write(10_000)
 }
 
-/// The yardsticks of the machine at this moment.
+/// Measures the part `machine`: the yardsticks that need one thread, so that a reader knows the machine's state during this
+/// run.
 fn machine(arguments: &Arguments) -> Result<Vec<Row>> {
     cpu::pin();
     let row = |name: &str, reading: fn() -> f64| {
@@ -74,7 +76,8 @@ fn machine(arguments: &Arguments) -> Result<Vec<Row>> {
     ])
 }
 
-/// Half round trips: the limit is a sum of two yardsticks.
+/// Measures the part `send`: half of a round trip of a message between two threads, compared with the sum of 1.3 crossings
+/// of a cache line and 20 read-modify-writes.
 fn sends(arguments: &Arguments) -> Result<Vec<Row>> {
     let plain = SendPattern::default();
     let signaled = SendPattern {
@@ -112,7 +115,8 @@ fn sends(arguments: &Arguments) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Requests that one thread posts and polls, compared with read-modify-writes.
+/// Measures the part `requests`: a write, a read, a compare-and-swap and a batch of writes, which one thread posts and
+/// polls, each compared with a read-modify-write.
 fn requests(arguments: &Arguments) -> Result<Vec<Row>> {
     cpu::pin();
     let rig = Rig::new(&arguments.device)?;
@@ -144,8 +148,8 @@ fn requests(arguments: &Arguments) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Requests that use no extension, on a device and queue pairs that have all extensions, compared with the same requests where
-/// there is none.
+/// Measures the part `extensions`: writes and reads on a device and QPs that have all extensions, compared with the same
+/// requests on a device without any. The requests use no extension, so its presence should cost nothing.
 fn extensions(arguments: &Arguments) -> Result<Vec<Row>> {
     cpu::pin();
     let full = Rig::new(&arguments.device)?;
@@ -171,7 +175,8 @@ fn extensions(arguments: &Arguments) -> Result<Vec<Row>> {
     ])
 }
 
-/// Writes and reads of one length, compared with plain copies of the same bytes.
+/// Measures the part `bandwidth`: RDMA writes and reads of 4 KiB, 64 KiB and 1 MiB, each compared with a `memcpy` of as
+/// many bytes.
 fn bandwidths(arguments: &Arguments) -> Result<Vec<Row>> {
     cpu::pin();
     let rig = Rig::new(&arguments.device)?;
@@ -202,7 +207,8 @@ fn bandwidths(arguments: &Arguments) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The largest number of allocations among all kinds of requests.
+/// Measures the part `allocations`: the number of heap allocations per request, of that kind of request which makes the
+/// most.
 fn allocations(arguments: &Arguments) -> Result<Vec<Row>> {
     const TURNS: u32 = 10_000;
     let counts = per_request(&Rig::new(&arguments.device)?, TURNS)?;
@@ -213,7 +219,8 @@ fn allocations(arguments: &Arguments) -> Result<Vec<Row>> {
     Ok(vec![row.within(FigureAtMost(0.0))])
 }
 
-/// Many connected pairs: the memory that they occupy, and the cost of a write on one of them.
+/// Measures the part `pairs`: the memory that many connected pairs of QPs occupy, and the time of a write on one of them,
+/// compared with that of a write on the only pair of a device.
 fn crowd(arguments: &Arguments) -> Result<Vec<Row>> {
     cpu::pin();
     let lone_rig = Rig::new(&arguments.device)?;

@@ -1,4 +1,5 @@
-//! Operations that a program does once per object: registering memory, fast-registering it, creating and connecting queue pairs.
+//! The part `control` of `bar`: operations that a program does once per object, such as registering memory and creating or
+//! connecting queue pairs.
 
 use anyhow::{Result, ensure};
 use polyverbs::{
@@ -12,10 +13,11 @@ use crate::bar::{Arguments, RMW, rmw};
 use crate::report::{NS, Row};
 
 const LENGTH: usize = 64 << 10;
-/// Operations of a sample.
+/// The number of operations whose mean time is one sample.
 const TURNS: u64 = 200;
 
-/// Rows of operations on one device, compared with read-modify-writes.
+/// The rows measured so far, each with the time of one operation compared with a read-modify-write. `rounds` is the number
+/// of samples that count, for each row.
 struct Table {
     rounds: usize,
     rows: Vec<Row>,
@@ -26,7 +28,8 @@ impl Table {
         self.add_prepared(name, || Ok(()), |()| work())
     }
 
-    /// Adds the row of an operation on objects that are made before the timed part, and dropped after it.
+    /// Measures `work` and adds its row under `name`. Each run of `work` takes an object that `prepare` has made; neither
+    /// `prepare` nor the drop of what `work` returns is timed.
     fn add_prepared<T, U>(
         &mut self,
         name: &str,
@@ -81,7 +84,8 @@ pub(crate) fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
     Ok(table.rows)
 }
 
-/// Registers the memory with one key and invalidates the key, both posted and polled.
+/// Connects two queue pairs and returns a closure that, in each call, posts a fast registration of the memory and a local
+/// invalidation of its key, and polls the completions of both.
 fn fast_registration(rig: &Rig, memory: &Memory) -> Result<impl FnMut() -> Result<()> + use<>> {
     let cq = rig.context.create_cq(16).wait()?;
     let operations = Operations::FAST_REGISTER | Operations::LOCAL_INV;

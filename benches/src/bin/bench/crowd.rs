@@ -1,4 +1,4 @@
-//! Many connected queue pairs: the memory that they occupy, and the cost of a request among them.
+//! Many connected pairs of QPs on one device: the memory that they occupy, and the cost of a write on one of them.
 
 use anyhow::Result;
 use polyverbs::{
@@ -11,23 +11,23 @@ use polyverbs_benches::side::{Spin, check};
 
 use crate::misses::shuffled;
 
-/// Slots of each send queue and of each receive queue.
+/// The `max_send_wr` and the `max_recv_wr` of each queue pair.
 pub(crate) const SLOTS: u32 = 16;
-/// Bytes of a request.
+/// The number of bytes that each request writes.
 pub(crate) const LENGTH: u32 = 8;
 
-/// Which pair the next request goes to.
+/// On which of the connected pairs the next request is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Always the same one.
+    /// Always on the same pair.
     Hot,
-    /// Each in turn, in the order in which they were made.
+    /// On each pair in turn, in the order in which they were connected.
     RoundRobin,
-    /// Each once in an order without pattern, then again.
+    /// On each pair once, in a pseudo-random order, then again in the same order.
     Random,
 }
 
-/// Connected queue pairs of one device, all completing on one queue.
+/// Many connected pairs of QPs of one device, `near[i]` with `far[i]`. All of them share one completion queue.
 pub(crate) struct Crowd {
     near: Vec<Qp>,
     far: Vec<Qp>,
@@ -43,13 +43,14 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Connects `pairs` pairs with [`SLOTS`] send and receive slots each, then uses each once in both directions.
+    /// Creates and connects `pairs` pairs of QPs, each with room for [`SLOTS`] sends and as many receives, then posts a
+    /// receive and a write on every QP.
     ///
     /// # Errors
-    /// The device refused, or a permutation of so many pairs cannot be stored.
+    /// The device refused to create or connect an object, a write failed, or `pairs` does not fit into 32 bits.
     ///
     /// # Panics
-    /// If there are no pairs.
+    /// If `pairs` is 0.
     pub(crate) fn new(rig: &Rig, pairs: usize) -> Result<Self> {
         assert!(pairs > 0);
         let order = shuffled(u32::try_from(pairs)?);
@@ -77,23 +78,24 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Bytes that the connected pairs occupied before any was used, including the program's handles; `None` where the
-    /// system does not report it.
+    /// Returns by how many bytes the resident memory of this process grew while the pairs were created and connected,
+    /// before any request was posted; `None` where the system does not report it.
     pub(crate) fn occupied_unused(&self) -> Option<u64> {
         self.occupied[0]
     }
 
-    /// Bytes that the pairs occupied after each queue pair had posted a receive and a write.
+    /// Returns by how many bytes the resident memory of this process grew while the pairs were created and connected and a
+    /// receive and a write were posted on every QP; `None` where the system does not report it.
     pub(crate) fn occupied(&self) -> Option<u64> {
         self.occupied[1]
     }
 
-    /// The number of pairs.
+    /// Returns the number of connected pairs; each has two QPs.
     pub(crate) fn pairs(&self) -> usize {
         self.near.len()
     }
 
-    /// Posts and polls an 8-byte write on the next pair of this choice, posted and polled.
+    /// Posts a write of 8 bytes on the pair that `choice` selects next, and polls until it completes.
     #[inline]
     pub(crate) fn write(&mut self, choice: Choice) -> Result<()> {
         let index = self.next(choice);
@@ -154,7 +156,7 @@ impl Crowd {
         Ok(())
     }
 
-    // Afterwards everything that is allocated on first use exists, and is counted.
+    // Posts a receive and a write on every QP, so that the memory which a QP allocates on first use is counted.
     fn use_each(&mut self) -> Result<()> {
         let sink = self.source;
         for qp in self.near.iter().chain(&self.far) {

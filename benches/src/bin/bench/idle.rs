@@ -1,4 +1,4 @@
-//! Many connections over sockets that are open and carry nothing: the memory and the processor time that they take.
+//! The command `idle`: the memory and the processor time that many open connections take over which nothing is sent.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -22,29 +22,30 @@ use crate::part::Part;
 use crate::report::Limit::FigureAtMost;
 use crate::report::{Report, Row};
 
-/// How long the devices are given to become idle after connecting: longer than any timer of a handshake.
+/// The pause between the last handshake and a measurement: it is longer than any timer of a handshake, so that none is
+/// running afterwards.
 const REST: Duration = Duration::from_secs(12);
-/// Connections that are being made at one time.
+/// The number of connections whose handshakes run at the same time.
 const AT_ONCE: usize = 64;
-/// One of so many connections is used afterwards.
+/// One of this many connections carries a message after the measurement, to check that it works.
 const SAMPLE: usize = 100;
-/// The most KiB that an end may occupy.
+/// The limit of the resident memory per end of a connection, in KiB.
 const MOST: f64 = 10.0;
-/// Per cent of a processor that may be measured although nothing happens.
+/// By how much the processor load with idle connections may exceed that without them, in per cent of one processor.
 const NOTHING: f64 = 0.1;
-/// Sockets and files of the process in addition to those of connections.
+/// The number of file descriptors that are reserved for the process's files and sockets other than those of connections.
 const OTHERS: usize = 200;
 
-/// Many connections over sockets, both ends in one process, that carry nothing
+/// Many open connections over which nothing is sent, both ends in one process: their memory and processor time
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// Connections; over TCP fewer where the process may not have so many sockets
+    /// How many connections are opened; on iw0 fewer if the process may not have two sockets for each
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// How long the processor time is measured
+    /// For how many seconds the processor time is measured
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// The device; ib0 and iw0 one after the other unless given
+    /// The kind of emulated device; by default ib0 and then iw0, each in a process of its own
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 }
@@ -61,7 +62,8 @@ pub(crate) fn parts(arguments: &Arguments) -> Vec<Part> {
     }
 }
 
-// Each device is measured in a process of its own, because one device would reuse, uncounted, the memory that another has freed.
+// Each device is measured in a process of its own, because one device would reuse, uncounted, the memory that another has
+// freed.
 fn in_child(device: &str, count: u32, seconds: u64) -> Result<Vec<Row>> {
     let output = Command::new(std::env::current_exe()?)
         .args(["idle", "--json", "--device", device])
@@ -74,12 +76,13 @@ fn in_child(device: &str, count: u32, seconds: u64) -> Result<Vec<Row>> {
     Ok(report.rows)
 }
 
-/// Connects so many pairs between two devices of this process at two addresses of loopback, leaves them idle, and sends a message
-/// on some of them, to check that they work.
+/// Opens `wanted` connections between two devices of this process, which have an address of loopback each, and leaves them
+/// idle. Returns rows of the resident memory per end, and of the processor load over `time`. Afterwards it sends a message
+/// over some of the connections, to check that they work.
 fn measure(device: &str, wanted: usize, time: Duration) -> Result<Vec<Row>> {
     let (near, far) = (Side::new(device, 1)?, Side::new(device, 2)?);
     let listener = far.connector.listen(SocketAddr::new(address(2), 0), 0)?;
-    // The first connection makes everything that is allocated on first use.
+    // The first connection makes the allocations of the first use, so that they are not counted.
     let mut crowd = Crowd::default();
     crowd.connect(&near, &far, &listener, 1)?;
     sleep(REST);
@@ -108,7 +111,8 @@ fn measure(device: &str, wanted: usize, time: Duration) -> Result<Vec<Row>> {
     Ok(each.into_iter().chain([processor]).collect())
 }
 
-/// The number of connections, limited by the descriptors: over streams both ends of a connection are sockets of this process.
+/// Returns how many of the `wanted` connections are opened. On `iw0` the limit of file descriptors bounds them, because
+/// both ends of a connection are TCP sockets of this process.
 fn count_of(device: &str, wanted: usize) -> usize {
     let most = getrlimit(Resource::Nofile).current;
     let most = most.map_or(usize::MAX, |most| {
@@ -120,7 +124,7 @@ fn count_of(device: &str, wanted: usize) -> usize {
     }
 }
 
-/// Per cent of a processor that this process takes.
+/// Sleeps for `time` and returns the processor time that this process used meanwhile, in per cent of one processor.
 fn load(time: Duration) -> f64 {
     let before = used();
     sleep(time);
@@ -167,7 +171,8 @@ impl Side {
     }
 }
 
-/// Connections; the ends of each side in the order in which they were made.
+/// The open connections of this process. `near` has the QPs of the sides that connected, `far` those of the sides that
+/// accepted, both in the order of their creation.
 #[derive(Default)]
 struct Crowd {
     near: Vec<Qp>,
@@ -176,7 +181,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Connects so many more pairs, all at the same time.
+    /// Opens `count` more connections from `near` to the listener of `far`, with all handshakes running at the same time.
     fn connect(
         &mut self,
         near: &Side,
@@ -203,7 +208,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Sends a message on some of the connections.
+    /// Sends a message over every hundredth connection, and checks that the send and its receive succeed.
     fn use_some(&self, near: &Side, far: &Side) -> Result<()> {
         for qp in &self.far {
             let room = far.mr.sge(0, 64)?;

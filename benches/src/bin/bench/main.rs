@@ -1,6 +1,7 @@
-//! `bench`: measures Polyverbs, each figure next to the primitive of this machine that bounds it, in one run.
+//! `bench`: measures Polyverbs, and next to each figure the primitive of this machine that bounds it.
 //!
-//! The exit status is 0 whether the limits are met or not: a figure is information, never a test.
+//! The exit status is 0 whether the limits are met or not, because a figure is information and never a test; it is 1 if a
+//! figure cannot be measured.
 
 mod bar;
 mod control;
@@ -26,7 +27,7 @@ use polyverbs_benches::allocations::Counting;
 
 use part::measure;
 
-// The figures and the count of allocations must be of the same program.
+// The times must be those of the program whose allocations are counted.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -36,10 +37,10 @@ static ALLOCATOR: Counting = Counting;
 struct Arguments {
     #[command(subcommand)]
     bench: Bench,
-    /// Measure only the parts whose names begin so; the error for an unknown name lists them
+    /// Measure only the parts whose names begin with NAME; if there are none, the error lists all names
     #[arg(long, global = true, value_name = "NAME", default_value = "")]
     only: String,
-    /// Print a JSON object
+    /// Print the figures as a JSON object instead of a table
     #[arg(long, global = true)]
     json: bool,
 }

@@ -1,23 +1,24 @@
-//! Loads that miss every cache.
+//! A yardstick: the time of a load from memory that misses every cache of the processor.
 
 use std::hint::black_box;
 
 use polyverbs_benches::sample::nanoseconds;
 
-/// Places in memory, each of which holds the index of the next: no two share a cache line, and there are too many for any cache.
+/// A chain of places in memory, each of which holds the index of the next place. No two places share a cache line, and with
+/// enough places (100,000 are 100 MiB) no cache holds the chain.
 pub(crate) struct Misses {
     next: Vec<u32>,
     at: usize,
 }
 
 impl Misses {
-    // The distance in `u32`s, so that places are 1 KiB apart.
+    // The distance of two places, in `u32`s: 1 KiB.
     const APART: usize = 256;
 
-    /// Makes `count` places in an order without pattern.
+    /// Makes a chain of `count` places, which visits all of them in a pseudo-random order and then begins again.
     ///
     /// # Panics
-    /// If there are none, or more than 2^24.
+    /// If `count` is 0, or more than 2^24.
     pub(crate) fn new(count: u32) -> Self {
         assert!((1..=1 << 24).contains(&count));
         let order = shuffled(count);
@@ -28,7 +29,8 @@ impl Misses {
         Self { next, at: 0 }
     }
 
-    /// The time of a load that misses every cache and on which the next load depends, in nanoseconds.
+    /// Follows the chain for `turns` loads, each of which needs the result of the load before; returns the mean time of a
+    /// load in nanoseconds.
     pub(crate) fn miss(&mut self, turns: u64) -> f64 {
         let mut at = self.at;
         let each = nanoseconds(turns, || at = self.next[at] as usize);
@@ -37,7 +39,7 @@ impl Misses {
     }
 }
 
-/// The numbers below `count` in an order without pattern: that of Fisher and Yates, the same in every run.
+/// Returns the numbers below `count` in a pseudo-random order (a Fisher-Yates shuffle), which is the same in every run.
 pub(crate) fn shuffled(count: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..count).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

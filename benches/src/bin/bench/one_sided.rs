@@ -1,5 +1,5 @@
-//! How long a write takes whose target is busy with something else. The two ends are processes, connected by shared memory and by
-//! sockets.
+//! The command `one-sided`: the time of an RDMA write to a process whose program is busy with something else. The two
+//! processes are connected by shared memory in some cases, and by sockets in the others.
 
 use std::hint::black_box;
 use std::io::{BufRead, BufReader};
@@ -20,31 +20,34 @@ use crate::part::Part;
 use crate::report::Limit::FigureAtMost;
 use crate::report::{Row, US};
 
-/// The limit of the 99th percentile of each, in microseconds.
+/// The limit of the 99th percentile of a write's time in each case, in microseconds.
 const LIMIT: f64 = 100.0;
+/// For how long the target's program polls before it turns to other work.
 const POLLS: Duration = Duration::from_millis(5);
+/// For how long the target's program computes or sleeps before it polls again.
 const AWAY: Duration = Duration::from_millis(100);
+/// The number of bytes of each write.
 const BYTES: usize = 64;
-/// Differs from the port of RoCEv2, which a kernel driver may hold.
+/// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14_799;
-/// Rights of the peer.
+/// The access rights that the target grants to the requester.
 const PEER: Access = Access::REMOTE_WRITE;
 
 /// Writes of 64 bytes, one after another, to a process whose program does something else meanwhile
 ///
-/// The program of the target polls its queue for 5 ms again and again, and in between computes or sleeps for 100 ms; or it
-/// polls a queue where nothing ever completes. Requester and target have a processor each.
+/// The target process alternately polls its completion queue for 5 ms and computes or sleeps for 100 ms; or it polls only a
+/// completion queue on which nothing ever completes. Requester and target have a processor each.
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// How long each target is written to
+    /// For how many seconds the requester writes to each target
     #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Makes this process the target of a case
+    /// Makes this process the target of the case with this name
     #[arg(long, hide = true, value_parser = Case::of_name)]
     target: Option<Case>,
 }
 
-/// What the program of the target does.
+/// What the program of the target does while the requester writes.
 #[derive(Clone, Copy)]
 enum Work {
     Computes,
@@ -73,7 +76,7 @@ impl Case {
         })
     }
 
-    /// The name of the part.
+    /// Returns the name of the case, which is also the name of its part: `ib0-memory-computes`, for example.
     fn name(&self) -> String {
         let way = if self.by_memory { "memory" } else { "sockets" };
         let work = match self.work {
@@ -93,7 +96,7 @@ impl Case {
         Ipv4Addr::new(127, 0, 91, if self.by_memory { 11 } else { 12 })
     }
 
-    // Prints the address at which it listens, and works until it is killed.
+    // Prints the address at which this process listens, accepts a connection, and works until the process is killed.
     fn be_target(&self) -> Result<Vec<Row>> {
         let address = self.target_address();
         let end = End::new(self, address)?;
@@ -134,7 +137,7 @@ impl Case {
         let peer = connection.private_data().first_chunk();
         let peer = peer.context("the target has not given the address of its memory")?;
         let peer = RemoteAddress::from_bytes(*peer);
-        // The target process has started before this thread is pinned, so it may use both processors.
+        // This thread is pinned only after the target process was started, so that the target may use both processors.
         cpu::pin_to(cpus[1]);
         let mut times = Vec::new();
         let mut slot = [Completion::default()];
@@ -150,7 +153,8 @@ impl Case {
         Ok(self.rows(&times))
     }
 
-    /// The quantiles of times in microseconds, the shortest first.
+    /// Returns rows with the 99 % and 99.9 % quantiles and the maximum of the times of writes. `times` is in microseconds,
+    /// in ascending order.
     fn rows(&self, times: &[f64]) -> Vec<Row> {
         let at =
             |thousandths: usize| times[(times.len() * thousandths / 1000).min(times.len() - 1)];
@@ -196,8 +200,8 @@ impl End {
         Ok(Self { rig, side })
     }
 
-    /// Returns this end's options of the connection: they permit the peer to write, and send it the address and key of this
-    /// end's memory as private data.
+    /// Returns the options with which this end connects or accepts: they grant the peer RDMA writes, and send it the
+    /// address and the rkey of this end's memory as private data.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
             .path(PathOptions::new().access(PEER))
@@ -205,7 +209,7 @@ impl End {
     }
 }
 
-/// The process of the target.
+/// The target's process, and the address at which it listens for the connection. The process is killed on drop.
 struct Target {
     process: Child,
     address: SocketAddr,

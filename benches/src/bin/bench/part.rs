@@ -1,4 +1,4 @@
-//! The parts of a bench, which are measured one after another.
+//! The parts of a command of `bench`, which are measured one after another.
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -9,16 +9,16 @@ use polyverbs_benches::yardstick::line_crossing;
 
 use crate::report::{Report, Row};
 
-/// Round trips of a cache line.
+/// The number of round trips over which the time of a cache line crossing is measured.
 const CROSSINGS: u64 = 5_000;
 
-/// A part of a bench: what `--only` selects.
+/// A part of a command: a name, by which `--only` selects it, and the function that measures its rows.
 pub(crate) struct Part {
     name: String,
     measure: Box<dyn FnOnce() -> Result<Vec<Row>> + Send>,
 }
 
-/// What measures a part of a bench that has these arguments.
+/// A function that measures a part of a command with the arguments `A`, and returns its rows.
 pub(crate) type Measure<A> = fn(&A) -> Result<Vec<Row>>;
 
 impl Part {
@@ -30,7 +30,8 @@ impl Part {
         Self { name, measure }
     }
 
-    /// A part for each of these functions.
+    /// Returns a part for each pair of a name and a function; each function gets a copy of the arguments when it is
+    /// measured.
     pub(crate) fn of_each<A: Clone + Send + 'static>(
         arguments: &A,
         functions: &[(&str, Measure<A>)],
@@ -43,7 +44,7 @@ impl Part {
     }
 }
 
-/// The parts whose names begin with `only`.
+/// Returns the parts whose names begin with `only`; if there are none, the error lists all names.
 fn selected(parts: Vec<Part>, only: &str) -> Result<Vec<Part>> {
     let (selected, others): (Vec<_>, Vec<_>) = parts
         .into_iter()
@@ -57,7 +58,8 @@ fn selected(parts: Vec<Part>, only: &str) -> Result<Vec<Part>> {
     Ok(selected)
 }
 
-/// Measures the parts whose names begin with `only`.
+/// Measures the parts whose names begin with `only`, each on a thread of its own, and the time of a cache line crossing
+/// before and after each part; fails if no name begins so, or a part fails.
 pub(crate) fn measure(parts: Vec<Part>, only: &str) -> Result<Report> {
     let parts = selected(parts, only)?;
     let mut rows = Vec::new();
@@ -79,14 +81,15 @@ pub(crate) fn measure(parts: Vec<Part>, only: &str) -> Result<Report> {
     })
 }
 
-/// The time of a line crossing, and whether the two threads had a processor each.
+/// Returns the time that a cache line takes from one processor to another, in nanoseconds, and whether the two threads that
+/// measured it had a processor each.
 fn crossing() -> (f64, bool) {
     let partner = Partner::pinned();
     (line_crossing(&partner, CROSSINGS), partner.is_apart())
 }
 
-/// Measures on a thread of its own: a thread that is pinned to a processor stays there, and so do all threads that it starts
-/// afterwards.
+/// Runs `measure` on a new thread and returns its result; a panic of `measure` continues in the calling thread. A thread
+/// that a measurement has pinned to a processor stays there, and so do all threads that it starts afterwards.
 pub(crate) fn apart<T: Send + 'static>(measure: impl FnOnce() -> T + Send + 'static) -> T {
     let measured = thread::spawn(measure).join();
     measured.unwrap_or_else(|panic| resume_unwind(panic))

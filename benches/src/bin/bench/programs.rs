@@ -1,4 +1,4 @@
-//! Programs of others, with which the devices are compared where they are installed.
+//! Runs `fi_pingpong` and `iperf3`, with which the devices are compared if those programs are installed.
 
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -7,17 +7,18 @@ use std::time::Duration;
 use polyverbs_benches::sample::median;
 use serde_json::Value;
 
-/// A column of the output of `fi_pingpong`.
+/// The column of the output of `fi_pingpong` that is read.
 #[derive(Clone, Copy)]
 pub(crate) enum Column {
-    /// MB/s.
+    /// The bandwidth in MB/s.
     Rate,
-    /// Microseconds of half a round trip.
+    /// The time of half a round trip in microseconds.
     Time,
 }
 
-/// The median of three runs of libfabric's ping-pong, each so long that its start has no influence; `None` where it is not
-/// installed, or cannot run the measurement.
+/// Runs libfabric's `fi_pingpong` three times over 127.0.0.1, with this provider and kind of endpoint, `turns` messages of
+/// `size` bytes; returns the median of the column. `None` means that it is not installed or a run failed. The caller
+/// chooses `turns` so large that the start of a run has no influence.
 pub(crate) fn fi_pingpong(
     [provider, kind]: [&str; 2],
     size: &str,
@@ -38,7 +39,8 @@ pub(crate) fn fi_pingpong(
     (runs.len() == 3).then(|| median(runs))
 }
 
-/// GB/s of `iperf3`; `None` where it is not installed, or cannot run the measurement.
+/// Runs `iperf3` for three seconds over 127.0.0.1; returns the received GB/s of its TCP stream, or `None` if it is not
+/// installed or the run failed.
 pub(crate) fn iperf3() -> Option<f64> {
     let output = with_server("iperf3", &["-s", "-1"], &["-J", "-t", "3", "-c"])?;
     let output: Value = serde_json::from_str(&output).ok()?;
@@ -46,9 +48,10 @@ pub(crate) fn iperf3() -> Option<f64> {
     Some(bits / 8e9)
 }
 
-/// The output of a program that talks to another run of itself; `None` where there is no such program.
+/// Runs `program` as a server, and again as a client with the argument 127.0.0.1, each for ten seconds at most; returns the
+/// standard output of the client. `None` means that the program is not installed or cannot be started.
 fn with_server(program: &str, server: &[&str], client: &[&str]) -> Option<String> {
-    // A lost message would keep both waiting for ever.
+    // After a lost message both processes would wait for ever.
     let bounded = || {
         let mut command = Command::new("timeout");
         command.args(["10", program]);

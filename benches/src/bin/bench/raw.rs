@@ -1,4 +1,5 @@
-//! The performance of bare sockets and bare memory on this machine: the limits with which a device on a wire is compared.
+//! The command `raw`: the performance of bare sockets and bare shared memory on this machine. A device cannot exceed it if
+//! its packets pass through them.
 
 use anyhow::Result;
 use polyverbs_benches::partner::Partner;
@@ -8,10 +9,10 @@ use crate::part::{Measure, Part};
 use crate::report::{GBS, Row, US};
 use crate::sockets::{Peer, Ring, SEGMENT, SUPER, TcpPair, UdpPair, WRITE};
 
-/// Bare sockets over loopback, half round trips of 64 bytes and streams; a stream of two threads by memory
+/// Bare sockets over loopback, with half round trips of 64 bytes and streams; a stream between two threads through memory
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// Samples of each figure that count
+    /// How many undisturbed samples of each figure are taken
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
@@ -20,9 +21,9 @@ pub(crate) fn parts(arguments: &Arguments) -> Vec<Part> {
     Part::of_each(arguments, &FIGURES)
 }
 
-/// Round trips of a sample.
+/// The number of round trips whose mean time is one sample.
 pub(crate) const TURNS: u64 = 2_000;
-/// Bytes of a sample.
+/// The number of bytes whose transfer is one sample.
 pub(crate) const OCTETS: u64 = 128 << 20;
 
 const FIGURES: [(&str, Measure<Arguments>); 8] = [
@@ -78,7 +79,7 @@ const FIGURES: [(&str, Measure<Arguments>); 8] = [
     }),
 ];
 
-/// A figure in nanoseconds, shown in microseconds.
+/// Measures samples of `figure`, which returns a time in nanoseconds, and returns a row in microseconds.
 fn latency(
     name: &str,
     arguments: &Arguments,
@@ -87,7 +88,8 @@ fn latency(
     sampled(name, US, arguments, |partner| Ok(figure(partner)? / 1e3))
 }
 
-/// A figure in bytes per nanosecond, which are GB/s.
+/// Measures samples of `figure`, which returns a rate in bytes per nanosecond, and returns a row in GB/s, which is the same
+/// unit.
 fn stream(
     name: &str,
     arguments: &Arguments,

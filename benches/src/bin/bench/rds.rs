@@ -1,4 +1,4 @@
-//! Half a round trip of 8 bytes between the RDS sockets of two processes.
+//! The command `rds`: the time of half a round trip of 8 bytes between the RDS sockets of two processes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -10,19 +10,21 @@ use polyverbs_rds::RdsSocket;
 use crate::part::Part;
 use crate::report::{Row, US};
 
-/// The port of the process that answers.
+/// The RDS port to which the process that answers binds its socket.
 const PORT: u16 = 4000;
 const ROUNDS: u64 = 100_000;
-/// How long the first answer may take.
+/// How long the asking process waits for each answer before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// RDS sockets of two processes: one answers at its address, the other asks it 100,000 times
+/// RDS sockets of two processes: one sends back each message that arrives at its address, the other measures 100,000 round
+/// trips
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// The address of this process
+    /// The local address to which this process binds its RDS socket
     #[arg(value_name = "ADDRESS")]
     at: IpAddr,
-    /// The address of the process that answers, which may be the same; without one, this process answers until it is killed
+    /// The address of the process that answers, which may equal ADDRESS; if it is omitted, this process answers until it is
+    /// killed
     peer: Option<IpAddr>,
 }
 

@@ -1,4 +1,4 @@
-//! Figures next to their yardsticks, as a table for people and as JSON for programs.
+//! The report of a run: figures next to their yardsticks, as a Markdown table for people and as JSON for programs.
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
@@ -9,16 +9,17 @@ pub(crate) const NS: &str = "ns";
 pub(crate) const US: &str = "us";
 pub(crate) const GBS: &str = "GB/s";
 
-/// What a run has measured.
+/// The figures that one run of `bench` has measured.
 #[derive(Deserialize, Serialize)]
 pub(crate) struct Report {
-    /// Whether the two threads of a measurement had a processor each.
+    /// Whether the two threads of a measurement had a processor each during the whole run; if not, figures of two threads
+    /// say nothing.
     pub(crate) apart: bool,
     pub(crate) rows: Vec<Row>,
 }
 
 impl Report {
-    /// The rows as a table of Markdown.
+    /// Returns the rows as a Markdown table.
     pub(crate) fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(ASCII_MARKDOWN);
@@ -42,7 +43,8 @@ impl Report {
     }
 }
 
-/// The limit of a figure, or of its ratio to the yardstick.
+/// The largest or smallest value that a figure, or its ratio to the yardstick, should have. The limit of a figure is in the
+/// unit of its row.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Limit {
@@ -68,7 +70,7 @@ impl Quantity {
             10.0.. => 2,
             _ => 3,
         };
-        // A whole number needs no digits.
+        // A whole number is shown without decimal places.
         let digits = if value.fract() == 0.0 { 0 } else { digits };
         format!("{value:.digits$} {unit}").trim_end().to_owned()
     }
@@ -79,7 +81,7 @@ impl Quantity {
     }
 }
 
-/// The value of a yardstick.
+/// A yardstick's name and its measured value.
 #[derive(Debug, Deserialize, Serialize)]
 struct Yardstick {
     name: String,
@@ -87,27 +89,28 @@ struct Yardstick {
     quantity: Quantity,
 }
 
-/// One figure next to its yardstick.
+/// A row of the report: one figure, and its yardstick and limit if it has them.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Row {
-    /// The part of the bench that measured it, by which `--only` selects it.
+    /// The name of the part that measured this figure; `--only` selects parts by their names.
     pub(crate) part: String,
     name: String,
     figure: Quantity,
     yardstick: Option<Yardstick>,
-    /// Figure divided by yardstick, the median of the samples.
+    /// The figure divided by the yardstick: the median over the samples, or the quotient of the two values where there are
+    /// no samples with a yardstick. `None` without a yardstick.
     ratio: Option<f64>,
     limit: Option<Limit>,
     met: Option<bool>,
-    /// Samples that count, and samples taken.
+    /// The number of samples that count, then the number of samples taken; `None` if the figure was measured once.
     samples: Option<(usize, usize)>,
-    /// How long a cache line took between the two processors before and after, in nanoseconds: between distant processors streams
-    /// are several times slower.
+    /// How long a cache line took from one of the two processors to the other, in nanoseconds, before and after the part of
+    /// this row was measured: between distant processors, streams are several times slower.
     pub(crate) crossings_ns: [f64; 2],
 }
 
 impl Row {
-    /// A figure without a yardstick.
+    /// Returns a row with a figure, but no yardstick, limit or samples.
     pub(crate) fn new(name: impl Into<String>, value: f64, unit: &str) -> Self {
         Self {
             part: String::new(),
@@ -122,12 +125,13 @@ impl Row {
         }
     }
 
-    /// The medians of samples, without their yardstick.
+    /// Returns a row with the median figure of the samples and their number, but no yardstick.
     pub(crate) fn sampled(name: impl Into<String>, samples: &Samples, unit: &str) -> Self {
         Self::new(name, samples.figure(), unit).counted(samples.counts())
     }
 
-    /// The medians of samples, next to their yardstick.
+    /// Returns a row with the median figure of the samples, their median yardstick under the name `yardstick`, and the
+    /// median ratio.
     pub(crate) fn compared(
         name: impl Into<String>,
         samples: &Samples,
@@ -140,7 +144,7 @@ impl Row {
         }
     }
 
-    /// The figure next to a yardstick of the same unit.
+    /// Adds a yardstick with this name and value, in the unit of the figure, and sets the ratio of figure to yardstick.
     pub(crate) fn beside(self, name: impl Into<String>, value: f64) -> Self {
         Self {
             ratio: Some(self.figure.value / value),
@@ -152,13 +156,14 @@ impl Row {
         }
     }
 
-    /// The samples that count, and those that were taken.
+    /// Sets the number of samples that count, and the number of samples taken.
     pub(crate) fn counted(self, samples: (usize, usize)) -> Self {
         let samples = Some(samples);
         Self { samples, ..self }
     }
 
-    /// The row with this limit, and whether it is met.
+    /// Sets the limit, and whether the figure or ratio of the row meets it; `None` leaves the row without a limit. A limit
+    /// of the ratio is not met by a row without a yardstick.
     pub(crate) fn within(self, limit: impl Into<Option<Limit>>) -> Self {
         let limit = limit.into();
         let (figure, ratio) = (self.figure.value, self.ratio.unwrap_or(f64::NAN));

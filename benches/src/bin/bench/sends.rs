@@ -1,4 +1,5 @@
-//! One request of 64 bytes after another: the Rust counterpart of `benches/c-layer/sends.c`, which uses the C library.
+//! The command `sends`: the time of a request of 64 bytes, posted and polled one after another. It is the Rust counterpart
+//! of `benches/c-layer/sends.c`, which uses the C library.
 
 use std::time::{Duration, Instant};
 
@@ -16,19 +17,19 @@ use crate::report::{NS, Row};
 const OCTETS: u32 = 64;
 const DEPTH: u32 = 64;
 
-/// One request after another, in the same loops as the C program of benches/c-layer
+/// Requests of 64 bytes, one after another, in the same loops as the C program benches/c-layer/sends.c
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
     what: What,
-    /// How many requests, rounded down to a multiple of 64
+    /// How many turns are timed, rounded down to a multiple of 64
     #[arg(value_parser = clap::value_parser!(u32).range(i64::from(DEPTH)..))]
     turns: u32,
-    /// The device
+    /// The kind of emulated device, or the registered device, that is measured
     #[arg(long, value_name = "NAME", default_value = "ib0")]
     device: String,
 }
 
-/// What a turn is.
+/// The requests or verbs of which one turn consists.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum What {
     /// A receive and a signaled send, posted, and both polled
@@ -53,7 +54,7 @@ fn measure(arguments: &Arguments) -> Result<Vec<Row>> {
         What::Write => ("a write of 64 B, posted and polled", Pair::writes),
         What::Verb => ("a control verb", Pair::verbs),
     };
-    // A turn polls the send and the receive from one queue.
+    // `Pair::turns` polls the completions of the send and of the receive from one completion queue.
     let pair = Pair::new(&arguments.device, arguments.what == What::Turn)?;
     measure(&pair, DEPTH); // Rings are made when they are first used.
     let turns = arguments.turns / DEPTH * DEPTH;
@@ -71,7 +72,7 @@ struct Pair {
     target: RemoteAddress,
     rig: Rig,
     memory: Memory,
-    // The region of the scatter/gather entries.
+    // The memory region to which the scatter/gather entries `data` and `room` belong.
     _mr: Mr,
 }
 

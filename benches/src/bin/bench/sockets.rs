@@ -1,4 +1,5 @@
-//! The performance of bare sockets over loopback, and of bare memory: the limits of a device on a wire.
+//! Pairs of bare sockets over loopback, and a ring in bare memory, whose performance limits that of a device whose packets
+//! pass through them.
 //!
 //! Two threads on two processors make the system calls that such a device must make, and nothing else: no headers, no
 //! checksums, no copies. No thread sleeps.
@@ -17,40 +18,44 @@ use polyverbs::provider::Mutex;
 use polyverbs_benches::partner::Partner;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
-/// Bytes of a message of a ping-pong.
+/// The number of bytes of each message of a ping-pong.
 pub(crate) const MESSAGE: usize = 64;
-/// Bytes of a datagram of a stream: 4 KiB, the headers of a write and its checksum.
+/// The number of bytes of each datagram of a UDP stream: 4 KiB of payload, 56 for the IPv4, UDP, BTH and RETH headers, and
+/// 4 for the ICRC.
 pub(crate) const SEGMENT: usize = 4156;
-/// Bytes of a call with segmentation: the largest number of whole datagrams that fit.
+/// The number of bytes that each call with GSO sends: as many whole datagrams of [`SEGMENT`] bytes as fit into one call.
 pub(crate) const SUPER: [usize; 1] = [65_507 / SEGMENT * SEGMENT];
-/// Bytes of the two calls with segmentation that a write of 64 KiB needs: its first datagram is longer than those after it,
-/// and within one call only the last datagram may differ, by being shorter.
+/// The number of bytes of each of the two calls with GSO that an RDMA write of 64 KiB needs. Its first packet needs a call
+/// of its own, because it is longer than those after it, and in a call with GSO only the last datagram may differ, by being
+/// shorter.
 pub(crate) const WRITE: [usize; 2] = [SEGMENT, 15 * SEGMENT];
-/// Bytes of a write to a TCP stream.
+/// The number of bytes that each write to a TCP stream passes to the kernel, and that a slot of [`Ring`] holds.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// Bytes that may be in flight: few enough to fit into every receive buffer.
+/// The sender of a stream stops while this many bytes have been sent and not been received; so few fit into every receive
+/// buffer.
 const WINDOW: u64 = 1 << 20;
-/// If nothing arrives for so long, the datagrams were lost.
+/// If the receiver of a stream receives nothing for this long, the sender takes the bytes in flight for lost, and sends
+/// more.
 const LOST: Duration = Duration::from_millis(20);
 
-/// How a datagram socket knows its peer.
+/// Whether the UDP sockets of a pair are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Each datagram is sent with the address of the peer, and received with it: a correct ICRC needs that.
+    /// The sockets are not connected: each send names the peer's address, as it does in a RoCEv2 device.
     Named,
-    /// The socket is connected, which saves the look-up of a route.
+    /// Each socket is connected to the other, so that the kernel does not look up a route for each datagram.
     Connected,
 }
 
-/// Two UDP sockets.
+/// Two UDP sockets on loopback that send datagrams to each other. They do not block.
 pub(crate) struct UdpPair {
     sockets: [Arc<UdpSocket>; 2],
     peer: Peer,
 }
 
 impl UdpPair {
-    /// Opens two sockets on loopback.
+    /// Opens two UDP sockets on loopback, which are connected to each other if `peer` is [`Peer::Connected`].
     ///
     /// # Errors
     /// The system refuses.
@@ -64,7 +69,8 @@ impl UdpPair {
         Ok(Self { sockets, peer })
     }
 
-    /// Has the kernel segment the calls of the first socket and join the datagrams that the second receives.
+    /// Sets UDP GSO on the first socket, so that the kernel divides each call's bytes into datagrams of [`SEGMENT`] bytes,
+    /// and GRO on the second, so that the kernel joins arriving datagrams.
     ///
     /// # Errors
     /// The kernel does not support this.
@@ -74,20 +80,23 @@ impl UdpPair {
         Ok(self)
     }
 
-    /// Half of a round trip, in nanoseconds.
+    /// Returns half of the mean time of `turns` round trips of a datagram of [`MESSAGE`] bytes between the calling thread
+    /// and the partner, in nanoseconds.
     ///
     /// # Errors
-    /// The system refuses, or a datagram was lost.
+    /// A system call failed, or no datagram arrived for seconds.
     pub(crate) fn half_round_trip(&self, partner: &Partner, turns: u64) -> Result<f64> {
         let [ours, theirs] = [0, 1].map(|end| self.end(end));
         let [ours, theirs] = [ours?, theirs?];
         ping_pong(partner, turns, ours, theirs)
     }
 
-    /// Bytes per nanosecond that arrive; the calls send the given numbers of bytes in turn.
+    /// Has the partner's thread send from the first socket until the calling thread has received the given number of bytes
+    /// at the second; returns the received bytes per nanosecond. `calls` has the number of bytes of each call, which the
+    /// sender uses in turn.
     ///
     /// # Errors
-    /// The system refuses.
+    /// A system call of the receiver failed, or the transfer took more than ten seconds.
     pub(crate) fn stream<const CALLS: usize>(
         &self,
         partner: &Partner,
@@ -119,11 +128,11 @@ impl UdpPair {
     }
 }
 
-/// Two ends of a TCP connection.
+/// The two sockets of a TCP connection over loopback, with `TCP_NODELAY`. They do not block.
 pub(crate) struct TcpPair([Arc<TcpStream>; 2]);
 
 impl TcpPair {
-    /// Opens a connection over loopback.
+    /// Opens a TCP connection over loopback.
     ///
     /// # Errors
     /// The system refuses.
@@ -138,19 +147,21 @@ impl TcpPair {
         Ok(Self([one, other].map(Arc::new)))
     }
 
-    /// Half of a round trip, in nanoseconds.
+    /// Returns half of the mean time of `turns` round trips of [`MESSAGE`] bytes between the calling thread and the
+    /// partner, in nanoseconds.
     ///
     /// # Errors
-    /// The system refuses.
+    /// A system call failed, or no byte arrived for seconds.
     pub(crate) fn half_round_trip(&self, partner: &Partner, turns: u64) -> Result<f64> {
         let [ours, theirs] = self.0.each_ref().map(|end| Octets(Arc::clone(end)));
         ping_pong(partner, turns, ours, theirs)
     }
 
-    /// Bytes per nanosecond that arrive, in writes of [`CHUNK`] bytes.
+    /// Has the partner's thread write [`CHUNK`] bytes in each call until the calling thread has received the given number
+    /// of bytes; returns the received bytes per nanosecond.
     ///
     /// # Errors
-    /// The system refuses.
+    /// A system call of the receiver failed, or the transfer took more than ten seconds.
     pub(crate) fn stream(&self, partner: &Partner, octets: u64) -> Result<f64> {
         let [mut ours, mut theirs] = self.0.each_ref().map(|end| Octets(Arc::clone(end)));
         let message = vec![0x5a; CHUNK];
@@ -164,8 +175,8 @@ impl TcpPair {
     }
 }
 
-/// Memory that both ends share. Data passes through it in two copies of 64 KiB: one end copies it in, and the other copies it
-/// out.
+/// A ring of eight slots in memory that two threads share. One thread copies 64 KiB into each slot, and the other copies
+/// them out.
 pub(crate) struct Ring(Arc<Slots>);
 
 struct Slots {
@@ -174,13 +185,13 @@ struct Slots {
     emptied: OwnLine,
 }
 
-/// A value that has its cache line for itself.
+/// A counter that shares its cache line with no other value.
 #[repr(align(128))]
 #[derive(Default)]
 struct OwnLine(AtomicUsize);
 
 impl Ring {
-    /// Makes an empty ring.
+    /// Makes a ring whose slots are all empty.
     pub(crate) fn new() -> Self {
         Self(Arc::new(Slots {
             slots: std::array::from_fn(|_| Mutex::new(vec![0; CHUNK])),
@@ -189,10 +200,11 @@ impl Ring {
         }))
     }
 
-    /// Bytes per nanosecond.
+    /// Has the partner's thread fill slots until the calling thread has copied the given number of bytes out of them;
+    /// returns the copied bytes per nanosecond.
     ///
     /// # Errors
-    /// The transfer takes far too long.
+    /// The transfer took more than ten seconds.
     pub(crate) fn stream(&self, partner: &Partner, octets: u64) -> Result<f64> {
         let [ours, theirs] = [(); 2].map(|()| Arc::clone(&self.0));
         let message = vec![0x5a; CHUNK];
@@ -225,7 +237,8 @@ impl Ring {
     }
 }
 
-/// One end; its calls return 0 bytes where they would have to wait.
+/// A socket of a pair. Its calls do not block: they return 0 if the socket cannot send or has nothing to receive, and
+/// otherwise the number of bytes sent or received.
 trait End: Send + 'static {
     fn send(&mut self, octets: &[u8]) -> io::Result<usize>;
     fn receive(&mut self, room: &mut [u8]) -> io::Result<usize>;
@@ -280,7 +293,8 @@ fn udp() -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Both ends return each message that they receive; ours begins.
+/// Plays `turns` round trips of [`MESSAGE`] bytes: `ours`, on the calling thread, sends, and `theirs`, on the partner's
+/// thread, sends each message back. Returns half of the mean time of a round trip in nanoseconds.
 fn ping_pong(
     partner: &Partner,
     turns: u64,
@@ -315,7 +329,8 @@ fn ping_pong(
     Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
 }
 
-/// Fills the room, spinning. Fails if that takes far too long, or if the other end has given up.
+/// Calls `receive` without sleeping until `room` is full. Fails after [`PATIENCE`] calls, or as soon as `over` is set,
+/// which means that the other thread has ended the ping-pong.
 #[inline]
 fn exactly(
     room: &mut [u8],
@@ -334,10 +349,12 @@ fn exactly(
     Ok(())
 }
 
-/// Polls of an empty socket before a ping-pong fails: these take seconds.
+/// The number of calls after which a receive that has not filled its room fails: they take seconds.
 const PATIENCE: u32 = 20_000_000;
 
-/// One end sends until the other has received so many bytes.
+/// Has the partner's thread call `send` until the calling thread has received the given number of bytes by `receive`; both
+/// return the number of bytes of a call. Returns the received bytes per nanosecond; fails if that takes longer than ten
+/// seconds.
 fn stream(
     partner: &Partner,
     octets: u64,
@@ -380,7 +397,7 @@ fn stream(
         over.store(true, Ordering::Relaxed);
         result
     });
-    // Data that is still in flight would be counted by the next measurement.
+    // The bytes in flight are received now, because the next measurement would count them.
     while receive()? > 0 {}
     let (received, time) = took?;
     Ok(received as f64 / time.as_nanos() as f64)

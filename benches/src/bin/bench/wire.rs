@@ -1,5 +1,5 @@
-//! RoCEv2 over UDP or through shared memory, and iWARP over TCP, next to bare sockets; and other programs where they are
-//! installed.
+//! The command `wire`: RoCEv2 over UDP or through shared memory, and iWARP over TCP, compared with bare sockets; and the
+//! figures of libfabric and iperf3 if they are installed.
 
 use anyhow::Result;
 use polyverbs_benches::partner::Partner;
@@ -14,10 +14,10 @@ use crate::report::{GBS, Row, US};
 use crate::sockets::{Peer, SEGMENT, SUPER, TcpPair, UdpPair};
 use crate::wired::WiredPair;
 
-/// RoCEv2 over UDP and iWARP over TCP next to bare sockets, over loopback; libfabric and iperf3 where they are installed
+/// RoCEv2 over UDP and iWARP over TCP next to bare sockets, over loopback; libfabric and iperf3 if they are installed
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// Samples of each figure that count
+    /// How many undisturbed samples of each figure are taken
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
@@ -133,8 +133,8 @@ fn iwarp_stream(name: &str, arguments: &Arguments, crc: bool) -> Result<Vec<Row>
     )
 }
 
-/// The row of a figure, given by its name, unit and limit, next to bare sockets. The devices exist already: their threads run on
-/// any processor, and the two threads that measure are pinned here.
+/// Measures samples of the figure `ours` with the yardstick `bare`, and returns a row with this name, unit and limit. It
+/// pins the two threads that measure; the threads of the devices exist already, and may run on any processor.
 fn compare(
     (name, unit, limit): (&str, &str, Limit),
     arguments: &Arguments,

@@ -1,4 +1,5 @@
-//! Two devices that speak RoCEv2 over UDP or iWARP over TCP, on loopback, to be compared with [bare sockets](crate::sockets).
+//! Two devices that are connected by RoCEv2 over UDP or by iWARP over TCP, on loopback, and are compared with
+//! [bare sockets](crate::sockets).
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -18,27 +19,30 @@ use polyverbs_benches::side::{Side, check};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_io::Offload;
 
-/// Bytes of a write.
+/// The number of bytes of each RDMA write of a stream.
 pub(crate) const WRITE: u32 = 64 << 10;
-/// Writes that are outstanding at a time.
+/// The largest number of requests of a stream that are outstanding at a time.
 const DEPTH: u64 = 16;
-/// Bytes of each side's memory.
+/// The number of bytes of memory that each of the two devices registers for a stream of writes.
 const MEMORY: usize = 2 << 20;
+/// A stream of writes that takes longer fails.
 const TOO_LONG: Duration = Duration::from_secs(10);
-/// Differs from the port of RoCEv2, which a kernel driver may hold.
+/// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14_791;
 
-/// A device on a wire, and the value that keeps its link open.
+/// A device that sends its packets through sockets or shared memory, and the value that keeps these open until it is
+/// dropped.
 type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + Send>);
 
-/// One end for writes, and its device.
+/// A device, and the queue pair, completion queue and memory that it has for RDMA writes.
 struct End {
     side: Side,
     rig: Rig,
     _wire: Box<dyn Any + Sync + Send>,
 }
 
-/// Two devices, with connected queue pairs for writes and others for messages.
+/// Two devices that are connected twice: a pair of QPs for a ping-pong of messages, and a pair for a stream of RDMA writes
+/// from `near` to `far`.
 pub(crate) struct WiredPair {
     messages: PingPong,
     near: End,
@@ -46,18 +50,19 @@ pub(crate) struct WiredPair {
 }
 
 impl WiredPair {
-    /// Connects two devices over UDP, at two addresses of loopback.
+    /// Creates two RoCEv2 devices at two addresses of loopback and connects them over UDP, with these socket offloads.
     ///
     /// # Errors
-    /// The system refuses.
+    /// A socket cannot be opened, or a device refused to create or connect an object.
     pub(crate) fn roce(offload: Offload) -> Result<Self> {
         Self::roce_at([1, 2], offload)
     }
 
-    /// Connects two devices at one address through shared memory, as two processes of one machine usually are.
+    /// Creates two RoCEv2 devices at one address of loopback, which connect through shared memory, as the devices of two
+    /// processes of one machine usually do.
     ///
     /// # Errors
-    /// The system refuses.
+    /// Those of [`roce`](Self::roce).
     pub(crate) fn roce_by_memory() -> Result<Self> {
         Self::roce_at([3, 3], Offload::default())
     }
@@ -80,10 +85,10 @@ impl WiredPair {
         })
     }
 
-    /// Connects two devices over TCP, with or without checksums in the frames.
+    /// Creates two iWARP devices and connects them over TCP. `crc` is whether they ask for a CRC in each FPDU.
     ///
     /// # Errors
-    /// The system refuses.
+    /// Those of [`roce`](Self::roce).
     pub(crate) fn iwarp(crc: bool) -> Result<Self> {
         let net = if crc { 93 } else { 92 };
         Self::of([1, 2], |host| {
@@ -110,18 +115,21 @@ impl WiredPair {
         })
     }
 
-    /// Half of a round trip of a send, in nanoseconds: both threads poll.
+    /// Returns half of the mean time of `turns` round trips of a send of 64 bytes, in nanoseconds. The calling thread and
+    /// the partner's thread poll.
     ///
     /// # Errors
-    /// A send failed.
+    /// A send or a receive was refused or failed.
     pub(crate) fn half_round_trip(&mut self, partner: &Partner, turns: u64) -> Result<f64> {
         self.messages.half_round_trip(partner, turns)
     }
 
-    /// Bytes per nanosecond that were written, and placed by the other side, which polls.
+    /// Writes the given number of bytes from the calling thread to the memory of the far device, in RDMA writes of
+    /// [`WRITE`] bytes, while the partner's thread polls the far completion queue; returns the bytes per nanosecond, until
+    /// all of them have been placed there.
     ///
     /// # Errors
-    /// A write failed.
+    /// A request was refused or failed, or the writes took more than ten seconds.
     pub(crate) fn write_stream(&self, partner: &Partner, octets: u64) -> Result<f64> {
         let (far, over) = (Arc::clone(&self.far), Arc::new(AtomicBool::new(false)));
         let is_over = Arc::clone(&over);
@@ -139,8 +147,8 @@ impl WiredPair {
         written
     }
 
-    // A read after the writes completes when they have been placed: on iWARP the completions of the writes do not show
-    // that.
+    // A read is posted after the writes, because its completion shows that the peer has placed them. On iWARP the
+    // completions of the writes do not show that.
     fn write(&self, count: u64) -> Result<f64> {
         let (near, far) = (&self.near.side, &self.far.side);
         let source = near.region.sge(0, WRITE)?;

@@ -56,9 +56,9 @@ probes! {
     /// Probes of rules of other features, tried through an XRC initiator. A device that breaks one of them breaks it for
     /// all queue pairs, and supports XRC nevertheless, so these do not verify XRC. Tests run them.
     CARRIED
-    "waiting" "4.10" "a message waits for a receive, and what is behind it does, too" => SHARES carried::waiting;
+    "waiting" "4.10" "a message that finds no receive waits, and so do those after it" => SHARES carried::waiting;
     "immediates" "4.12" "immediate data arrives, of sends and of writes" => SHARES carried::immediates;
-    "invalidated" "4.12" "a key that a message invalidated opens nothing" => REGISTERS carried::invalidated;
+    "invalidated" "4.12" "a key that a message has invalidated grants no access" => REGISTERS carried::invalidated;
 }
 
 const QUEUE_LENGTH: u32 = 64;

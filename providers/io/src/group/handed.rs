@@ -12,10 +12,10 @@ use crate::sockets::address::{self, LONGEST, Name};
 #[non_exhaustive]
 pub enum HandError {
     /// No admitted process holds the range or answers for the service ID.
-    #[error("nobody is there")]
+    #[error("no process receives this message")]
     Nobody,
     /// The process does not read its messages fast enough.
-    #[error("the process that it is meant for does not keep up")]
+    #[error("the receiving process does not read its messages fast enough")]
     Full,
     /// Another error of the system.
     #[error(transparent)]

@@ -172,7 +172,7 @@ pub enum SendError {
     Full,
     /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] returns `false` from now on. The caller
     /// sends the datagrams one by one, and computes checksums that cover the IPv4 identification again.
-    #[error("no segmentation on this route")]
+    #[error("the kernel does not segment datagrams on this route")]
     NoSegmentation,
     /// The system refuses the message for another reason.
     #[error(transparent)]

@@ -30,32 +30,32 @@ header! {
     /// The header of a tagged DDP segment, which names the place of its payload in the peer's memory (RFC 5041 section
     /// 4.2).
     Tagged, TaggedView: 14 octets {
-        tagged: bool = 1, "T: set.";
-        last: bool = 1, "L: the last segment of its message.";
+        tagged: bool = 1, "T: set, because the segment is tagged.";
+        last: bool = 1, "L: whether this is the last segment of its message.";
         reserved: Reserved = 4, "Zero.";
-        ddp_version: u8 = 2, "Version of DDP.";
-        rdmap_version: u8 = 2, "Version of RDMAP.";
+        ddp_version: u8 = 2, "Version of DDP: [`DDP_VERSION`].";
+        rdmap_version: u8 = 2, "Version of RDMAP: [`RDMAP_VERSION`].";
         rdmap_reserved: Reserved = 2, "Zero.";
-        opcode: Opcode = 4, "The message.";
-        stag: u32 = 32, "The buffer.";
-        to: u64 = 64, "Tagged offset of the first byte.";
+        opcode: Opcode = 4, "The RDMAP opcode: the kind of message to which the segment belongs.";
+        stag: u32 = 32, "The STag of the receiver's buffer into which the payload is placed.";
+        to: u64 = 64, "The tagged offset in that buffer at which the payload's first byte is placed.";
     }
 }
 
 header! {
     /// The header of an untagged DDP segment, which goes to one of the peer's queues (RFC 5041 section 4.3).
     Untagged, UntaggedView: 18 octets {
-        tagged: bool = 1, "T: not set.";
-        last: bool = 1, "L: the last segment of its message.";
+        tagged: bool = 1, "T: not set, because the segment is untagged.";
+        last: bool = 1, "L: whether this is the last segment of its message.";
         reserved: Reserved = 4, "Zero.";
-        ddp_version: u8 = 2, "Version of DDP.";
-        rdmap_version: u8 = 2, "Version of RDMAP.";
+        ddp_version: u8 = 2, "Version of DDP: [`DDP_VERSION`].";
+        rdmap_version: u8 = 2, "Version of RDMAP: [`RDMAP_VERSION`].";
         rdmap_reserved: Reserved = 2, "Zero.";
-        opcode: Opcode = 4, "The message.";
-        invalidate_stag: u32 = 32, "The key to invalidate, of messages that do; otherwise zero.";
-        qn: u32 = 32, "Queue number: see [`queue`].";
-        msn: u32 = 32, "Message sequence number: 1 for the first of each queue, modulo 2^32.";
-        mo: u32 = 32, "Message offset of the first byte.";
+        opcode: Opcode = 4, "The RDMAP opcode: the kind of message to which the segment belongs.";
+        invalidate_stag: u32 = 32, "The STag that the receiver invalidates, in a Send with Invalidate; otherwise zero.";
+        qn: u32 = 32, "The number of the receiver's queue to which the message goes: see [`queue`].";
+        msn: u32 = 32, "The message's sequence number on that queue: 1 for the first message, modulo 2^32.";
+        mo: u32 = 32, "The offset in the message of the payload's first byte.";
     }
 }
 

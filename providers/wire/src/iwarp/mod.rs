@@ -37,10 +37,10 @@ pub enum Reject {
     #[error("too short for its header")]
     Short,
     /// The segment is tagged, and has another version of DDP.
-    #[error("another version of DDP, tagged")]
+    #[error("another version of DDP in a tagged segment")]
     TaggedVersion,
     /// The segment is untagged, and has another version of DDP.
-    #[error("another version of DDP, untagged")]
+    #[error("another version of DDP in an untagged segment")]
     UntaggedVersion,
     /// The segment names a queue that does not exist.
     #[error("an unknown queue number")]
@@ -52,7 +52,7 @@ pub enum Reject {
     #[error("an unexpected opcode")]
     Opcode,
     /// The message does not have the length that its opcode prescribes.
-    #[error("another length than the opcode has")]
+    #[error("a length that does not fit the opcode")]
     Length,
 }
 

@@ -9,11 +9,11 @@ use crate::layout::{Header, Reserved, header};
 header! {
     /// The header of an RDMA Read Request (RFC 5040 section 4.4).
     ReadRequest, ReadRequestView: 28 octets {
-        sink_stag: u32 = 32, "The buffer at the requester that receives the response.";
-        sink_to: u64 = 64, "Its tagged offset.";
-        length: u32 = 32, "Bytes to read.";
-        source_stag: u32 = 32, "The buffer at the responder that is read.";
-        source_to: u64 = 64, "Its tagged offset.";
+        sink_stag: u32 = 32, "The STag of the requester's buffer that receives the response.";
+        sink_to: u64 = 64, "The tagged offset in the requester's buffer of the first byte that is received.";
+        length: u32 = 32, "The number of bytes to read.";
+        source_stag: u32 = 32, "The STag of the responder's buffer that is read.";
+        source_to: u64 = 64, "The tagged offset in the responder's buffer of the first byte that is read.";
     }
 }
 
@@ -29,14 +29,14 @@ header! {
     /// The header of an Atomic Request (RFC 7306 section 5.2).
     AtomicRequest, AtomicRequestView: 52 octets {
         reserved: Reserved = 28, "Zero.";
-        operation: u8 = 4, "See [`atomic`].";
-        request_id: u32 = 32, "The number that the response repeats.";
-        stag: u32 = 32, "The buffer, at the responder.";
-        to: u64 = 64, "Tagged offset of the eight bytes.";
-        add_or_swap: u64 = 64, "What is added or swapped in.";
-        add_or_swap_mask: u64 = 64, "Which bits of it count; of an addition, the highest bit of each field.";
-        compare: u64 = 64, "The value to compare with.";
-        compare_mask: u64 = 64, "Which bits of it count.";
+        operation: u8 = 4, "The operation: see [`atomic`].";
+        request_id: u32 = 32, "A number that the requester chooses and the response repeats.";
+        stag: u32 = 32, "The STag of the responder's buffer.";
+        to: u64 = 64, "The tagged offset in that buffer of the eight bytes on which the operation works.";
+        add_or_swap: u64 = 64, "The value that is added or swapped in.";
+        add_or_swap_mask: u64 = 64, "Of a swap, the bits to replace; of an addition, the highest bit of each field.";
+        compare: u64 = 64, "The value with which the memory is compared.";
+        compare_mask: u64 = 64, "Which bits are compared.";
     }
 }
 
@@ -44,8 +44,8 @@ header! {
     /// The header of an Atomic Response (RFC 7306 section 5.2). It has 12 bytes, as the figure there shows; the text says 32 by
     /// mistake.
     AtomicResponse, AtomicResponseView: 12 octets {
-        request_id: u32 = 32, "From the request.";
-        original: u64 = 64, "The value before the operation.";
+        request_id: u32 = 32, "The number of the request that this answers.";
+        original: u64 = 64, "The value in memory before the operation.";
     }
 }
 
@@ -53,10 +53,10 @@ header! {
     /// The header of all extensions without a standard encoding. It names the extension and one of the extension's
     /// operations; the extension defines the bytes after the header.
     ExtensionHeader, ExtensionHeaderView: 8 octets {
-        extension: u32 = 32, "The extension: a number made of its name.";
-        is_response: bool = 1, "Whether this answers a request; then it is on the queue of atomic responses.";
+        extension: u32 = 32, "The number of the extension, which is computed from its name.";
+        is_response: bool = 1, "Whether this answers a request; then it is sent to the queue of atomic responses.";
         reserved: Reserved = 15, "Zero.";
-        operation: u16 = 16, "The operation, by numbers of the extension.";
+        operation: u16 = 16, "The operation: a number that the extension has assigned.";
     }
 }
 

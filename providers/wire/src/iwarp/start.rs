@@ -20,14 +20,14 @@ pub const LEFT_TO_PROGRAM: u16 = 0x3fff;
 header! {
     /// The header of an MPA request or reply.
     StartHeader, StartHeaderView: 20 octets {
-        key: Octets<16> = 128, "Request or reply: see [`Kind`].";
-        markers: bool = 1, "M: the sender wants markers in what it receives.";
-        crc: bool = 1, "C: the sender wants checksums, in both directions.";
-        reject: bool = 1, "R: of a reply, there will be no connection. Without meaning in a request.";
+        key: Octets<16> = 128, "The key, which says whether this is a request or a reply: see [`Kind`].";
+        markers: bool = 1, "M: the sender wants markers in the FPDUs that it receives.";
+        crc: bool = 1, "C: the sender wants CRCs in the FPDUs of both directions.";
+        reject: bool = 1, "R: in a reply, the responder rejects the connection; without meaning in a request.";
         enhanced: bool = 1, "S: the private data begins with an [`Enhanced`] header.";
         reserved: Reserved = 4, "Zero; receivers ignore it.";
-        revision: u8 = 8, "Revision: 1 or 2.";
-        private_data_len: u16 = 16, "PD_Length: bytes of private data.";
+        revision: u8 = 8, "Revision of MPA: 1 or 2.";
+        private_data_len: u16 = 16, "PD_Length: bytes after this header, an [`Enhanced`] header included.";
     }
 }
 
@@ -36,12 +36,12 @@ header! {
     ///
     /// Both depths are the resources of the end that sends the frame.
     Enhanced, EnhancedView: 4 octets {
-        peer_to_peer: bool = 1, "A: the responder may send first, once a ready-to-receive indication has come.";
-        rtr_send: bool = 1, "B: the indication may be a SEND without payload.";
-        ird: u16 = 14, "IRD: reads that the sender serves at one time.";
-        rtr_write: bool = 1, "C: the indication may be an RDMA Write without payload.";
-        rtr_read: bool = 1, "D: the indication may be an RDMA Read of length zero.";
-        ord: u16 = 14, "ORD: reads that the sender has outstanding at one time.";
+        peer_to_peer: bool = 1, "A: the responder may send first, after the initiator's ready-to-receive indication.";
+        rtr_send: bool = 1, "B: the ready-to-receive indication may be a SEND without payload.";
+        ird: u16 = 14, "IRD: the number of RDMA Reads that the sender of this header serves at one time.";
+        rtr_write: bool = 1, "C: the ready-to-receive indication may be an RDMA Write without payload.";
+        rtr_read: bool = 1, "D: the ready-to-receive indication may be an RDMA Read of length zero.";
+        ord: u16 = 14, "ORD: the number of RDMA Reads that the sender of this header has outstanding at one time.";
     }
 }
 
@@ -69,7 +69,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// The input begins with the key of neither an MPA request nor a reply.
-    #[error("no key of MPA")]
+    #[error("neither the key of an MPA request nor that of a reply")]
     Key,
     /// The private data is longer than [`MAX_PRIVATE_DATA`].
     #[error("too much private data")]

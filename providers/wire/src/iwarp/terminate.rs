@@ -18,12 +18,12 @@ use crate::layout::{Header, Reserved, header};
 header! {
     /// The control field at the front of every Terminate.
     TerminateControl, TerminateControlView: 4 octets {
-        layer: u8 = 4, "0 RDMAP, 1 DDP, 2 the layer below DDP.";
-        etype: u8 = 4, "Type of the error, by layer.";
-        code: u8 = 8, "The error, by type.";
-        has_length: bool = 1, "M: the length of the segment follows.";
-        has_ddp: bool = 1, "D: DDP's header follows.";
-        has_rdmap: bool = 1, "R: RDMAP's header follows.";
+        layer: u8 = 4, "The layer that reports the error: 0 RDMAP, 1 DDP, 2 the layer below DDP.";
+        etype: u8 = 4, "The type of the error, whose meaning depends on `layer`.";
+        code: u8 = 8, "The error, whose meaning depends on `layer` and `etype`.";
+        has_length: bool = 1, "M: the length of the DDP segment with the error follows.";
+        has_ddp: bool = 1, "D: the DDP header of that segment follows.";
+        has_rdmap: bool = 1, "R: the RDMAP header of that segment follows.";
         reserved: Reserved = 13, "Zero.";
     }
 }

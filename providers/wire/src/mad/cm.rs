@@ -14,57 +14,57 @@ pub const CLASS_VERSION: u8 = 2;
 header! {
     /// REQ, the CM message that asks for a connection (IBTA 12.6.5).
     Req, ReqView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
         reserved32: Reserved = 32, "Zero.";
-        service_id: u64 = 64, "The service asked for.";
-        ca_guid: u64 = 64, "The sender's GUID.";
+        service_id: u64 = 64, "The ID of the service that the sender wants to connect to.";
+        ca_guid: u64 = 64, "The GUID of the sender's channel adapter.";
         reserved32b: Reserved = 32, "Zero.";
-        q_key: u32 = 32, "Queue key of the sender's queue pair.";
-        qpn: u32 = 24, "The sender's queue pair: 24 bits.";
+        q_key: u32 = 32, "The Q_Key of the sender's queue pair.";
+        qpn: u32 = 24, "The number of the sender's queue pair: 24 bits.";
         responder_resources: u8 = 8, "Reads and atomics that the sender serves at one time.";
         local_ee_context: u32 = 24, "End-to-end context of reliable datagrams.";
         initiator_depth: u8 = 8, "Reads and atomics that the sender has outstanding at one time.";
         remote_ee_context: u32 = 24, "End-to-end context of reliable datagrams.";
-        remote_response_timeout: u8 = 5, "How soon the receiver is to answer: 4.096 µs times two to the power of this.";
+        remote_response_timeout: u8 = 5, "How soon the receiver is to answer a message: n for 4.096 µs × 2^n.";
         transport_type: u8 = 2, "0 RC, 1 UC, 2 RD, 3 see `extended_transport_type`.";
-        flow_control: bool = 1, "End-to-end flow control.";
-        starting_psn: u32 = 24, "Number of the first packet: 24 bits.";
-        local_response_timeout: u8 = 5, "How soon the sender will answer.";
-        retry_count: u8 = 3, "Retries of a packet.";
-        p_key: u16 = 16, "Partition.";
-        path_mtu: u8 = 4, "Path MTU, coded as the verbs have it.";
-        rdc_exists: bool = 1, "Reliable datagrams: the context exists.";
-        rnr_retry_count: u8 = 3, "Retries of a packet that met no receive.";
-        max_cm_retries: u8 = 4, "Repetitions of a message of the connection manager.";
-        srq: bool = 1, "The sender's receives come from a shared queue.";
-        extended_transport_type: u8 = 3, "1 XRC, where the transport type is 3.";
+        flow_control: bool = 1, "Whether the sender supports end-to-end flow control.";
+        starting_psn: u32 = 24, "The PSN of the first packet that the receiver's queue pair sends: 24 bits.";
+        local_response_timeout: u8 = 5, "How soon the sender will answer a message: n for 4.096 µs × 2^n.";
+        retry_count: u8 = 3, "How often the receiver's queue pair retransmits a packet that is not acknowledged.";
+        p_key: u16 = 16, "The P_Key of the connection's partition.";
+        path_mtu: u8 = 4, "The path MTU, coded as in the verbs: 1 for 256 bytes to 5 for 4096 bytes.";
+        rdc_exists: bool = 1, "For reliable datagrams: whether the end-to-end context exists already.";
+        rnr_retry_count: u8 = 3, "How often the receiver sends a message again after an RNR NAK; 7 means without a limit.";
+        max_cm_retries: u8 = 4, "How often either side sends a CM message again that is not answered.";
+        srq: bool = 1, "Whether the sender's queue pair takes its receives from an SRQ.";
+        extended_transport_type: u8 = 3, "1 for XRC, if `transport_type` is 3.";
         primary_local_lid: u16 = 16, "Primary path: the sender's LID.";
-        primary_remote_lid: u16 = 16, "The receiver's LID.";
-        primary_local_gid: Octets<16> = 128, "The sender's GID.";
-        primary_remote_gid: Octets<16> = 128, "The receiver's GID.";
-        primary_flow_label: u32 = 20, "Flow label.";
+        primary_remote_lid: u16 = 16, "Primary path: the receiver's LID.";
+        primary_local_gid: Octets<16> = 128, "Primary path: the sender's GID.";
+        primary_remote_gid: Octets<16> = 128, "Primary path: the receiver's GID.";
+        primary_flow_label: u32 = 20, "Primary path: flow label.";
         primary_reserved6: Reserved = 6, "Zero.";
-        primary_packet_rate: u8 = 6, "Rate of packets.";
-        primary_traffic_class: u8 = 8, "Traffic class.";
-        primary_hop_limit: u8 = 8, "Hop limit.";
-        primary_service_level: u8 = 4, "Service level.";
-        primary_subnet_local: bool = 1, "Whether the path does not leave the subnet.";
+        primary_packet_rate: u8 = 6, "Primary path: static rate of packets, coded as in the verbs.";
+        primary_traffic_class: u8 = 8, "Primary path: traffic class.";
+        primary_hop_limit: u8 = 8, "Primary path: hop limit.";
+        primary_service_level: u8 = 4, "Primary path: service level.";
+        primary_subnet_local: bool = 1, "Primary path: whether it does not leave the subnet.";
         primary_reserved3: Reserved = 3, "Zero.";
-        primary_ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
+        primary_ack_timeout: u8 = 5, "Primary path: local ACK timeout, n for 4.096 µs × 2^n.";
         primary_reserved3b: Reserved = 3, "Zero.";
-        alternate_local_lid: u16 = 16, "Alternate path, all zero where there is none: the sender's LID.";
-        alternate_remote_lid: u16 = 16, "The receiver's LID.";
-        alternate_local_gid: Octets<16> = 128, "The sender's GID.";
-        alternate_remote_gid: Octets<16> = 128, "The receiver's GID.";
-        alternate_flow_label: u32 = 20, "Flow label.";
+        alternate_local_lid: u16 = 16, "Alternate path, whose fields are all zero if there is none: the sender's LID.";
+        alternate_remote_lid: u16 = 16, "Alternate path: the receiver's LID.";
+        alternate_local_gid: Octets<16> = 128, "Alternate path: the sender's GID.";
+        alternate_remote_gid: Octets<16> = 128, "Alternate path: the receiver's GID.";
+        alternate_flow_label: u32 = 20, "Alternate path: flow label.";
         alternate_reserved6: Reserved = 6, "Zero.";
-        alternate_packet_rate: u8 = 6, "Rate of packets.";
-        alternate_traffic_class: u8 = 8, "Traffic class.";
-        alternate_hop_limit: u8 = 8, "Hop limit.";
-        alternate_service_level: u8 = 4, "Service level.";
-        alternate_subnet_local: bool = 1, "Whether the path does not leave the subnet.";
+        alternate_packet_rate: u8 = 6, "Alternate path: static rate of packets, coded as in the verbs.";
+        alternate_traffic_class: u8 = 8, "Alternate path: traffic class.";
+        alternate_hop_limit: u8 = 8, "Alternate path: hop limit.";
+        alternate_service_level: u8 = 4, "Alternate path: service level.";
+        alternate_subnet_local: bool = 1, "Alternate path: whether it does not leave the subnet.";
         alternate_reserved3: Reserved = 3, "Zero.";
-        alternate_ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
+        alternate_ack_timeout: u8 = 5, "Alternate path: local ACK timeout, n for 4.096 µs × 2^n.";
         alternate_reserved3b: Reserved = 3, "Zero.";
         private_data: Octets<92> = 736, "Private data of the program.";
     }
@@ -74,11 +74,11 @@ header! {
     /// Message receipt acknowledgment: confirms that a message has arrived, and announces that the answer will take some
     /// time (IBTA 12.6.6).
     Mra, MraView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        message: u8 = 2, "What has been received: 0 REQ, 1 REP, 2 LAP.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
+        message: u8 = 2, "The message that has arrived: 0 REQ, 1 REP, 2 LAP.";
         reserved6: Reserved = 6, "Zero.";
-        service_timeout: u8 = 5, "How long: 4.096 µs times two to the power of this.";
+        service_timeout: u8 = 5, "How long the answer to it may take: n for 4.096 µs × 2^n.";
         reserved3: Reserved = 3, "Zero.";
         private_data: Octets<222> = 1776, "Private data of the program.";
     }
@@ -87,14 +87,14 @@ header! {
 header! {
     /// REJ, the CM message that refuses a connection (IBTA 12.6.7).
     Rej, RejView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        message: u8 = 2, "What is refused: 0 REQ, 1 REP, 2 something else.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
+        message: u8 = 2, "The message that is refused: 0 REQ, 1 REP, 2 another one.";
         reserved6: Reserved = 6, "Zero.";
-        info_length: u8 = 7, "Bytes of `info` that are used.";
+        info_length: u8 = 7, "The number of bytes of `info` that are used.";
         reserved1: Reserved = 1, "Zero.";
-        reason: u16 = 16, "Why: see [`reason`].";
-        info: Octets<72> = 576, "More about the reason.";
+        reason: u16 = 16, "Why the connection is refused: see [`reason`].";
+        info: Octets<72> = 576, "More about the reason; its form depends on the reason.";
         private_data: Octets<148> = 1184, "Private data of the program.";
     }
 }
@@ -102,24 +102,24 @@ header! {
 header! {
     /// REP, the CM message that agrees to a connection (IBTA 12.6.8).
     Rep, RepView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        q_key: u32 = 32, "Queue key of the sender's queue pair.";
-        qpn: u32 = 24, "The sender's queue pair: 24 bits.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
+        q_key: u32 = 32, "The Q_Key of the sender's queue pair.";
+        qpn: u32 = 24, "The number of the sender's queue pair: 24 bits.";
         reserved8: Reserved = 8, "Zero.";
         ee_context: u32 = 24, "End-to-end context of reliable datagrams.";
         reserved8b: Reserved = 8, "Zero.";
-        starting_psn: u32 = 24, "Number of the first packet: 24 bits.";
+        starting_psn: u32 = 24, "The PSN of the first packet that the receiver's queue pair sends: 24 bits.";
         reserved8c: Reserved = 8, "Zero.";
         responder_resources: u8 = 8, "Reads and atomics that the sender serves at one time.";
         initiator_depth: u8 = 8, "Reads and atomics that the sender has outstanding at one time.";
-        target_ack_delay: u8 = 5, "How long the sender's adapter takes to acknowledge.";
-        failover_accepted: u8 = 2, "Whether the alternate path was taken.";
-        flow_control: bool = 1, "End-to-end flow control.";
-        rnr_retry_count: u8 = 3, "Retries of a packet that met no receive.";
-        srq: bool = 1, "The sender's receives come from a shared queue.";
+        target_ack_delay: u8 = 5, "The longest time until the sender's adapter acknowledges: n for 4.096 µs × 2^n.";
+        failover_accepted: u8 = 2, "The answer to the REQ's alternate path: 0 accepted, 1 unsupported, 2 rejected.";
+        flow_control: bool = 1, "Whether the sender supports end-to-end flow control.";
+        rnr_retry_count: u8 = 3, "How often the receiver sends a message again after an RNR NAK; 7 means without a limit.";
+        srq: bool = 1, "Whether the sender's queue pair takes its receives from an SRQ.";
         reserved4: Reserved = 4, "Zero.";
-        ca_guid: u64 = 64, "The sender's GUID.";
+        ca_guid: u64 = 64, "The GUID of the sender's channel adapter.";
         private_data: Octets<196> = 1568, "Private data of the program.";
     }
 }
@@ -127,8 +127,8 @@ header! {
 header! {
     /// RTU (ready to use), the CM message that confirms that the connection is established (IBTA 12.6.9).
     Rtu, RtuView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
         private_data: Octets<224> = 1792, "Private data of the program.";
     }
 }
@@ -136,9 +136,9 @@ header! {
 header! {
     /// DREQ, the CM message that ends a connection (IBTA 12.6.10).
     Dreq, DreqView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        remote_qpn: u32 = 24, "The receiver's queue pair, or its end-to-end context: 24 bits.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
+        remote_qpn: u32 = 24, "The number of the receiver's queue pair, or of its end-to-end context: 24 bits.";
         reserved8: Reserved = 8, "Zero.";
         private_data: Octets<220> = 1760, "Private data of the program.";
     }
@@ -147,8 +147,8 @@ header! {
 header! {
     /// DREP, the CM message that confirms that the connection has ended (IBTA 12.6.11).
     Drep, DrepView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
         private_data: Octets<224> = 1792, "Private data of the program.";
     }
 }
@@ -156,27 +156,27 @@ header! {
 header! {
     /// LAP, the CM message that asks the peer to load an alternate path (IBTA 12.8.1).
     Lap, LapView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
         reserved32: Reserved = 32, "Zero.";
-        remote_qpn: u32 = 24, "The receiver's queue pair: 24 bits.";
-        remote_response_timeout: u8 = 5, "How soon the receiver is to answer.";
+        remote_qpn: u32 = 24, "The number of the receiver's queue pair: 24 bits.";
+        remote_response_timeout: u8 = 5, "How soon the receiver is to answer a message: n for 4.096 µs × 2^n.";
         reserved3: Reserved = 3, "Zero.";
         reserved32b: Reserved = 32, "Zero.";
         local_lid: u16 = 16, "Alternate path: the sender's LID.";
-        remote_lid: u16 = 16, "The receiver's LID.";
-        local_gid: Octets<16> = 128, "The sender's GID.";
-        remote_gid: Octets<16> = 128, "The receiver's GID.";
-        flow_label: u32 = 20, "Flow label.";
+        remote_lid: u16 = 16, "Alternate path: the receiver's LID.";
+        local_gid: Octets<16> = 128, "Alternate path: the sender's GID.";
+        remote_gid: Octets<16> = 128, "Alternate path: the receiver's GID.";
+        flow_label: u32 = 20, "Alternate path: flow label.";
         reserved4: Reserved = 4, "Zero.";
-        traffic_class: u8 = 8, "Traffic class.";
-        hop_limit: u8 = 8, "Hop limit.";
+        traffic_class: u8 = 8, "Alternate path: traffic class.";
+        hop_limit: u8 = 8, "Alternate path: hop limit.";
         reserved2: Reserved = 2, "Zero.";
-        packet_rate: u8 = 6, "Rate of packets.";
-        service_level: u8 = 4, "Service level.";
-        subnet_local: bool = 1, "Whether the path does not leave the subnet.";
+        packet_rate: u8 = 6, "Alternate path: static rate of packets, coded as in the verbs.";
+        service_level: u8 = 4, "Alternate path: service level.";
+        subnet_local: bool = 1, "Alternate path: whether it does not leave the subnet.";
         reserved3b: Reserved = 3, "Zero.";
-        ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
+        ack_timeout: u8 = 5, "Alternate path: local ACK timeout, n for 4.096 µs × 2^n.";
         reserved3c: Reserved = 3, "Zero.";
         private_data: Octets<168> = 1344, "Private data of the program.";
     }
@@ -185,12 +185,12 @@ header! {
 header! {
     /// APR, the CM message that answers a [`Lap`] (IBTA 12.8.2).
     Apr, AprView: 232 octets {
-        local_comm_id: u32 = 32, "The sender's number of the connection.";
-        remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        info_length: u8 = 8, "Bytes of `info` that are used.";
-        status: u8 = 8, "0 where the path was loaded.";
+        local_comm_id: u32 = 32, "The communication ID that the sender has chosen for the connection.";
+        remote_comm_id: u32 = 32, "The communication ID that the receiver has chosen for the connection.";
+        info_length: u8 = 8, "The number of bytes of `info` that are used.";
+        status: u8 = 8, "0 if the alternate path was loaded; otherwise the reason why it was not.";
         reserved16: Reserved = 16, "Zero.";
-        info: Octets<72> = 576, "More about the status.";
+        info: Octets<72> = 576, "More about the status; its form depends on the status.";
         private_data: Octets<148> = 1184, "Private data of the program.";
     }
 }
@@ -198,10 +198,10 @@ header! {
 header! {
     /// SIDR_REQ, the CM message that asks which QP serves the datagrams of a service (IBTA 12.11.1).
     SidrReq, SidrReqView: 232 octets {
-        request_id: u32 = 32, "The sender's number of the request.";
-        p_key: u16 = 16, "Partition.";
+        request_id: u32 = 32, "A number that the sender has chosen and the answer repeats.";
+        p_key: u16 = 16, "The P_Key of the partition.";
         reserved16: Reserved = 16, "Zero.";
-        service_id: u64 = 64, "The service asked for.";
+        service_id: u64 = 64, "The ID of the service for which the sender wants a queue pair.";
         private_data: Octets<216> = 1728, "Private data of the program.";
     }
 }
@@ -209,15 +209,15 @@ header! {
 header! {
     /// SIDR_REP, the CM message that answers a [`SidrReq`] (IBTA 12.11.2).
     SidrRep, SidrRepView: 232 octets {
-        request_id: u32 = 32, "The number of the request.";
+        request_id: u32 = 32, "The number of the request that this answers.";
         status: u8 = 8, "0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.";
-        info_length: u8 = 8, "Bytes of `info` that are used.";
+        info_length: u8 = 8, "The number of bytes of `info` that are used.";
         reserved16: Reserved = 16, "Zero.";
-        qpn: u32 = 24, "The queue pair: 24 bits.";
+        qpn: u32 = 24, "The number of the queue pair that serves the service: 24 bits.";
         reserved8: Reserved = 8, "Zero.";
-        service_id: u64 = 64, "The service asked for.";
-        q_key: u32 = 32, "The queue key to send with.";
-        info: Octets<72> = 576, "More about the status.";
+        service_id: u64 = 64, "The ID of the service.";
+        q_key: u32 = 32, "The Q_Key with which datagrams to that queue pair are sent.";
+        info: Octets<72> = 576, "More about the status; its form depends on the status.";
         private_data: Octets<136> = 1088, "Private data of the program.";
     }
 }

@@ -29,16 +29,16 @@ pub const SEND_METHOD: u8 = 0x03;
 header! {
     /// The header of every MAD (IBTA 13.4.3).
     MadHeader, MadHeaderView: 24 octets {
-        base_version: u8 = 8, "1.";
-        management_class: u8 = 8, "Which messages, for instance [`CM_CLASS`].";
-        class_version: u8 = 8, "Version of the class: 2 of [`CM_CLASS`].";
-        method: u8 = 8, "For instance [`SEND_METHOD`]; the highest bit says that this is an answer.";
-        status: u16 = 16, "Status; used by answers only.";
-        class_specific: u16 = 16, "Defined by the class.";
-        transaction_id: u64 = 64, "An answer repeats the number of its request.";
+        base_version: u8 = 8, "Version of the MAD format: 1.";
+        management_class: u8 = 8, "The management class, which says what kind of MAD this is: [`CM_CLASS`], for instance.";
+        class_version: u8 = 8, "Version of the management class: 2 for [`CM_CLASS`].";
+        method: u8 = 8, "The method: [`SEND_METHOD`], for instance. Its highest bit marks a response.";
+        status: u16 = 16, "The status of the request, in a response; not used otherwise.";
+        class_specific: u16 = 16, "Defined by the management class.";
+        transaction_id: u64 = 64, "The number of the transaction: a response repeats that of its request.";
         attribute_id: u16 = 16, "The attribute; in [`CM_CLASS`], the kind of message.";
         reserved: u16 = 16, "Zero.";
-        attribute_modifier: u32 = 32, "Which of several attributes of one kind.";
+        attribute_modifier: u32 = 32, "Selects one of several attributes that have the same ID.";
     }
 }
 
@@ -46,13 +46,13 @@ header! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// The input does not have 256 bytes.
-    #[error("not of 256 octets")]
+    #[error("not 256 bytes long")]
     Length,
     /// The base version of the MAD header is not 1.
-    #[error("another base version")]
+    #[error("another base version than 1")]
     BaseVersion,
     /// The MAD has another management class than that of CM messages, or another version of it.
-    #[error("another management class or version of it")]
+    #[error("not the management class of CM messages, or another version of it")]
     Class,
     /// The method is not Send, the only one that CM messages have.
     #[error("another method than send")]

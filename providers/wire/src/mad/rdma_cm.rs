@@ -11,11 +11,11 @@ header! {
     /// The header that the RDMA connection manager puts in front of the private data of a REQ or SIDR_REQ.
     RdmaCm, RdmaCmView: 36 octets {
         version: u8 = 8, "Version of the header: 0.";
-        ip_version: u8 = 4, "4 or 6.";
+        ip_version: u8 = 4, "The version of IP of both addresses: 4 or 6.";
         reserved: Reserved = 4, "Zero.";
         source_port: u16 = 16, "The sender's port.";
-        source: Octets<16> = 128, "The sender; an IPv4 address is in the last four bytes.";
-        destination: Octets<16> = 128, "The receiver; an IPv4 address is in the last four bytes.";
+        source: Octets<16> = 128, "The sender's address; an IPv4 address is in the last four bytes.";
+        destination: Octets<16> = 128, "The receiver's address; an IPv4 address is in the last four bytes.";
     }
 }
 

@@ -8,7 +8,7 @@ header! {
     /// ACK extended transport header.
     Aeth, AethView: 4 octets {
         syndrome: Syndrome = 8, "ACK, RNR NAK or NAK, with its code.";
-        msn: u32 = 24, "Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.";
+        msn: u32 = 24, "Messages that the responder has completed; a read counts once accepted (IBTA C9-148): 24 bits.";
     }
 }
 

@@ -16,19 +16,19 @@ use crate::layout::{Reserved, header};
 header! {
     /// The base transport header, with which every InfiniBand and RoCE packet begins.
     Bth, BthView: 12 octets {
-        opcode: Opcode = 8, "The kind of packet.";
+        opcode: Opcode = 8, "The kind of packet: operation and transport service.";
         solicited: bool = 1, "The sender asks for a solicited event at the receiver.";
         mig_req: bool = 1, "Migration state; to be ignored where there is no path migration.";
         pad_count: u8 = 2, "Bytes of zeros after the payload, which pad it to a multiple of four.";
         transport_version: u8 = 4, "Version of the transport: 0.";
-        p_key: u16 = 16, "Partition; the highest bit says full member.";
-        fecn: bool = 1, "Forward congestion notification.";
-        becn: bool = 1, "Backward congestion notification.";
+        p_key: u16 = 16, "The P_Key: the partition; its highest bit marks a full member.";
+        fecn: bool = 1, "FECN: this packet has met congestion.";
+        becn: bool = 1, "BECN: packets of the opposite direction have met congestion.";
         reserved6: Reserved = 6, "Zero; the ICRC covers neither these bits nor the two before them.";
-        dest_qp: u32 = 24, "The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.";
+        dest_qp: u32 = 24, "The destination queue pair's number, or [`MULTICAST_QP`] for a multicast group: 24 bits.";
         ack_req: bool = 1, "The requester asks for an acknowledge.";
         reserved7: Reserved = 7, "Zero.";
-        psn: u32 = 24, "Packet sequence number: 24 bits.";
+        psn: u32 = 24, "The packet sequence number: 24 bits.";
     }
 }
 

@@ -90,9 +90,9 @@ impl HeaderSet {
 header! {
     /// Datagram extended transport header: source QP and Q_Key.
     Deth, DethView: 8 octets {
-        q_key: u32 = 32, "Queue key.";
+        q_key: u32 = 32, "The Q_Key, which must be that of the receiving queue pair.";
         reserved: Reserved = 8, "Zero.";
-        src_qp: u32 = 24, "The queue pair that it comes from: 24 bits.";
+        src_qp: u32 = 24, "The number of the sending queue pair: 24 bits.";
     }
 }
 
@@ -100,7 +100,7 @@ header! {
     /// XRC extended transport header: the shared receive queue.
     Xrceth, XrcethView: 4 octets {
         reserved: Reserved = 8, "Zero.";
-        srq: u32 = 24, "The shared receive queue: 24 bits.";
+        srq: u32 = 24, "The number of the responder's SRQ for which the request is: 24 bits.";
     }
 }
 
@@ -108,34 +108,34 @@ header! {
     /// Flush extended transport header: which memory a FLUSH makes globally visible or persistent.
     Feth, FethView: 4 octets {
         reserved: Reserved = 26, "Zero.";
-        selectivity: u8 = 2, "0 a range, 1 the whole region.";
-        placement: u8 = 4, "A bit each: 1 global visibility, 2 persistence.";
+        selectivity: u8 = 2, "What is flushed: 0 a range of addresses, 1 the whole memory region.";
+        placement: u8 = 4, "A bit for each kind of flush: 1 global visibility, 2 persistence.";
     }
 }
 
 header! {
     /// RDMA extended transport header: address, key and length.
     Reth, RethView: 16 octets {
-        va: u64 = 64, "Virtual address.";
-        rkey: u32 = 32, "Remote key.";
-        dma_length: u32 = 32, "Length of the whole message, in bytes.";
+        va: u64 = 64, "The virtual address of the first byte in the responder's memory.";
+        rkey: u32 = 32, "The R_Key of the responder's memory.";
+        dma_length: u32 = 32, "The length of the whole message, in bytes.";
     }
 }
 
 header! {
     /// Atomic extended transport header: address, key and operands.
     AtomicEth, AtomicEthView: 28 octets {
-        va: u64 = 64, "Virtual address.";
-        rkey: u32 = 32, "Remote key.";
+        va: u64 = 64, "The virtual address of the eight bytes in the responder's memory.";
+        rkey: u32 = 32, "The R_Key of the responder's memory.";
         swap_or_add: u64 = 64, "The value to swap in or to add.";
-        compare: u64 = 64, "The value to compare with.";
+        compare: u64 = 64, "The value with which the memory is compared.";
     }
 }
 
 header! {
     /// Atomic acknowledge extended transport header: the value before the operation.
     AtomicAckEth, AtomicAckEthView: 8 octets {
-        original: u64 = 64, "The value before the operation.";
+        original: u64 = 64, "The value in memory before the operation.";
     }
 }
 
@@ -149,7 +149,7 @@ header! {
 header! {
     /// Invalidate extended transport header: the R_Key that the responder invalidates.
     Ieth, IethView: 4 octets {
-        rkey: u32 = 32, "The key to invalidate.";
+        rkey: u32 = 32, "The R_Key that the responder invalidates.";
     }
 }
 
@@ -160,14 +160,14 @@ header! {
     /// The extension defines the bytes after the header. In a response, `syndrome` and `msn` acknowledge as an [`Aeth`]
     /// does; in a request they are zero.
     ExtensionEth, ExtensionEthView: 16 octets {
-        extension: u32 = 32, "The extension: a number made of its name.";
-        is_response: bool = 1, "Whether this is the answer to a request.";
+        extension: u32 = 32, "The number of the extension, which is computed from its name.";
+        is_response: bool = 1, "Whether this answers a request.";
         reserved: Reserved = 15, "Zero.";
-        operation: u16 = 16, "The operation, by numbers of the extension.";
+        operation: u16 = 16, "The operation: a number that the extension has assigned.";
         syndrome: Syndrome = 8, "As in [`Aeth`].";
         msn: u32 = 24, "As in [`Aeth`].";
         reserved8: Reserved = 8, "Zero.";
-        srq: u32 = 24, "As in [`Xrceth`], of a request through XRC; otherwise zero.";
+        srq: u32 = 24, "As in [`Xrceth`], in a request to an XRC target; otherwise zero.";
     }
 }
 

@@ -8,11 +8,11 @@ use crate::layout::{Octets, header};
 header! {
     /// Global route header (IBTA 8.3), which has the layout of IPv6's header.
     Grh, GrhView: 40 octets {
-        ip_version: u8 = 4, "6.";
+        ip_version: u8 = 4, "Version of IP: 6.";
         traffic_class: u8 = 8, "Traffic class.";
         flow_label: u32 = 20, "Flow label.";
-        payload_length: u16 = 16, "Bytes after this header, ICRC included.";
-        next_header: u8 = 8, "0x1b: the transport of InfiniBand.";
+        payload_length: u16 = 16, "The number of bytes after this header, the ICRC included.";
+        next_header: u8 = 8, "The protocol that follows: 0x1b for the transport of InfiniBand.";
         hop_limit: u8 = 8, "Hops left.";
         sgid: Octets<16> = 128, "The sender's GID.";
         dgid: Octets<16> = 128, "The receiver's GID.";

@@ -29,7 +29,7 @@ pub enum Refusal {
     #[error("the backlog is full")]
     BacklogFull,
     /// Another reason of InfiniBand's connection manager, by its number in the REJ message.
-    #[error("the peer's connection manager gives reason {0}")]
+    #[error("the peer's connection manager gives reason {0} of the REJ message")]
     Manager(u16),
     /// No program listens at the address.
     #[error("nobody listens there")]
@@ -97,7 +97,7 @@ impl Refusal {
 #[non_exhaustive]
 pub enum ConnectError {
     /// The peer gave up before the connection was established.
-    #[error("the peer gave up")]
+    #[error("the peer gave up before the connection was established")]
     Aborted,
     /// Another listener uses the address.
     #[error("{address} is in use{}", holder.iter().map(|holder| format!(" by {holder}")).collect::<String>())]
@@ -114,7 +114,7 @@ pub enum ConnectError {
     #[error("not connected")]
     NotConnected,
     /// The peer at the address does not speak the RDMA connection protocol.
-    #[error("what answers there is no RDMA device")]
+    #[error("the peer that answers is no RDMA device")]
     NoDevice,
     /// A request failed after some of its effects had taken place.
     #[error("phase {phase:?}: {error}")]
@@ -141,7 +141,7 @@ pub enum ConnectError {
         private_data: Vec<u8>,
     },
     /// The peer did not answer in time.
-    #[error("nobody answered in time")]
+    #[error("the peer did not answer in time")]
     TimedOut,
     /// The address cannot be reached from the device.
     #[error("{0} cannot be reached from this device")]
