@@ -1,7 +1,7 @@
 //! `rping`: the ping of rdma-core, on any transport.
 //!
 //! A client and a server of this program understand each other, and each understands rdma-core's `rping`. The protocol:
-//! the client advertises a buffer with a message of 16 octets (address, remote key, length); the server reads the
+//! the client advertises a buffer with a message of 16 bytes (address, remote key, length); the server reads the
 //! buffer, and confirms that with a message; the client advertises a second buffer; the server writes the bytes there
 //! that it has read, and confirms that. Then the client compares both, and begins again.
 //!
@@ -192,7 +192,7 @@ fn ping(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-// The text of a ping: its number, then letters that begin one later each time, then a zero.
+// The text of a ping: its number, then letters that begin one later in each ping, then a zero.
 fn text_of(number: u64, first: u8, size: usize) -> Vec<u8> {
     let mut octets = format!("rdma-ping-{number}: ").into_bytes();
     let mut letter = first;
@@ -209,7 +209,7 @@ const fn after(letter: u8) -> u8 {
     if letter == b'z' { b'A' } else { letter + 1 }
 }
 
-// The text without the characters that a terminal would take for commands.
+// The text without control characters, which a terminal would obey.
 fn shown(text: &[u8]) -> String {
     String::from_utf8_lossy(text).replace(
         |letter: char| !matches!(letter, ' '..='~' | char::REPLACEMENT_CHARACTER),
@@ -226,7 +226,7 @@ fn one_read() -> ConnectionOptions {
         .reads(1, 1)
 }
 
-/// A buffer of the other side.
+/// A buffer that the other side has advertised.
 struct Advertised {
     remote: RemoteAddress,
     length: usize,

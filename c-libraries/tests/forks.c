@@ -28,7 +28,7 @@ static void *opened(void)
 	return context;
 }
 
-// What the children inherit.
+// The objects that the children inherit.
 static void *context, *pd, *mr, *cq, *channel, *id;
 static int stream;
 
@@ -40,7 +40,7 @@ static void make_verbs(void)
 	MUST(cq = ibv_create_cq(context, 16, NULL, NULL, 0));
 }
 
-// On the context that children inherit, and on one of its own.
+// Uses verbs on the inherited context, and on one of its own.
 static void use_verbs(void)
 {
 	void *own = opened(), *contexts[] = { own, context };
@@ -52,7 +52,7 @@ static void use_verbs(void)
 		void *cq = ibv_create_cq(contexts[at], 16, NULL, NULL, 0);
 
 		MUST(pd && mr && cq);
-		// The region keeps it until it is deregistered.
+		// The region keeps the memory until it is deregistered.
 		free(memory);
 		MUST(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0);
 	}
@@ -150,7 +150,7 @@ int main(int count, char **arguments)
 		if (child == 0) {
 			alarm(atoi(arguments[3]));
 			part->in_child();
-			// With the exit handlers and without.
+			// Children end with the exit handlers and without them.
 			forks % 2 ? exit(0) : _exit(0);
 		}
 		MUST(waitpid(child, &status, 0) == child);

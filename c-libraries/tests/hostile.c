@@ -25,14 +25,14 @@
 
 #include "libraries.h"
 
-// Where a function is found.
+// The place of a function.
 enum place { EXPORTED, DEVICE, OLD_DEVICE, COMPLETION_QUEUE, QUEUE_PAIR };
 
 struct function {
 	const char *name, *arguments;
 	enum place place;
 	int slot;
-	// The version of an exported one.
+	// The version of an exported function.
 	char version[32];
 };
 
@@ -124,11 +124,11 @@ static uint64_t next(void)
 	return state ^= state << 17;
 }
 
-// What is among the arguments, also after it was destroyed, and all that the round has made.
+// The objects among the arguments, some of them destroyed, and all objects that the round has made.
 static void *objects[OBJECTS], *made[MADE];
 static int made_count, sockets[SOCKETS];
 
-// What the round has opened: closed at its end only, since what is left on a device that is closed stays.
+// The devices that the round has opened. They are closed at its end only, because objects on a closed device would stay.
 static void *devices[MADE];
 static int devices_count;
 
@@ -149,7 +149,7 @@ static void keep(void *object)
 	made[made_count++] = object;
 }
 
-// Objects of the data path, whose functions check no handle. Other functions get them too, except those that destroy.
+// Live objects for the data path, whose functions check no handle. Other functions get them too, except those that destroy.
 static struct {
 	void *context, *pd, *cq, *srq, *mr, *mw, *listener, *ids[2], *datagrams, *ah, *infos;
 } live;
@@ -178,7 +178,7 @@ static uint64_t number(void)
 	}
 }
 
-// Memory whose words are numbers, or handles: no pointers elsewhere.
+// A structure whose words are numbers or handles, but no other pointers.
 static void *structure(void)
 {
 	uint64_t *words = (uint64_t *)memory;
@@ -218,7 +218,7 @@ struct sge {
 	uint32_t length, key;
 };
 
-// Of memory that is there, for it may be read as inline data.
+// SGEs of mapped memory, because the call may read it as inline data.
 static struct sge *entries(void)
 {
 	static struct sge list[LIST];
@@ -416,7 +416,7 @@ static int returns_object(const struct function *function)
 	return 0;
 }
 
-// What a call has made is kept. Events are acknowledged at once, for destroying an object waits for that.
+// Keeps the object that a call has made. Events are acknowledged at once, because destroying an object waits for that.
 static void take(const struct function *function, const uint64_t *a, uint64_t result)
 {
 	void **room = (void **)(strchr(function->arguments, 'r') ? a[strchr(function->arguments, 'r') - function->arguments] : 0);
@@ -439,7 +439,7 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 	} else if (is(function, "rdma_get_cm_event") && (int)result == 0) {
 		void *event = *room;
 
-		// A request is an identifier that is the program's from now on.
+		// The program owns the identifier of a connection request from now on.
 		if (((int *)event)[4] == 4)
 			keep(*(void **)event);
 		rdma_ack_cm_event(event);
@@ -458,7 +458,7 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 // Attributes of a queue pair with all operations of its device and its type. They can be built call by call.
 static void *attributes(int type)
 {
-	// Writes, sends, reads, atomics, and what is done with keys; iWARP has neither atomics nor immediate data.
+	// Writes, sends, reads, atomics, and operations on keys; iWARP has neither atomics nor immediate data.
 	enum { ALL = 0x3ff, WITHOUT_ATOMICS = 0x395, SENDS = 0xc };
 	static struct {
 		void *queues[4];
@@ -516,7 +516,7 @@ static void make_live(void)
 	any.sin_port = 0;
 	MUST(rdma_create_id(NULL, &live.datagrams, NULL, RDMA_PS_UDP) == 0);
 	if (rdma_bind_addr(live.datagrams, (struct sockaddr *)&any) != 0 || rdma_create_qp_ex(live.datagrams, attributes(4)) != 0) {
-		// iWARP has none.
+		// iWARP has no datagrams.
 		MUST(rdma_destroy_id(live.datagrams) == 0);
 		live.datagrams = NULL;
 	}
@@ -531,7 +531,7 @@ static int destroyed(void *object)
 {
 	static const char *functions[] = { "rdma_destroy_id", "ibv_destroy_qp", "ibv_destroy_srq", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq",
 		"ibv_destroy_comp_channel", "ibv_dealloc_pd" };
-	// Of the table of a device.
+	// Slots in the table of a device.
 	static const int slots[] = { 9, 15, 37 };
 
 	rdma_destroy_qp(object);
@@ -564,7 +564,7 @@ static void destroy_all(void)
 	} while (count > 0);
 	for (int at = 0; at < devices_count; at++)
 		MUST(ibv_close_device(devices[at]) == 0);
-	// Those that are channels.
+	// The objects that are left are channels.
 	for (int at = 0; at < made_count; at++)
 		if (made[at] != NULL)
 			rdma_destroy_event_channel(made[at]);
@@ -615,7 +615,7 @@ static void round_of(uint64_t seed, long calls)
 	make_live();
 	setitimer(ITIMER_REAL, &often, NULL);
 	for (long call = 0; call < calls; call++) {
-		// Each once, then at random.
+		// Each function is called once, then functions at random.
 		const struct function *which = &functions[call < functions_count ? call : next() % functions_count];
 		uint64_t a[6] = { 0 };
 
@@ -639,15 +639,15 @@ static void round_of(uint64_t seed, long calls)
 	}
 	setitimer(ITIMER_REAL, &never, NULL);
 	destroy_all();
-	// The program's own thread is left, and the timer and the reader of the device that identifiers keep open. The system lists a
-	// thread that has ended a moment longer.
+	// The program's own thread is left, and the timer and the reader of the device that identifiers keep open. The kernel
+	// still lists a thread for a moment after its end.
 	setitimer(ITIMER_REAL, &often, NULL);
 	while (entries_of("/proc/self/task") > 2 + 3)
 		sched_yield();
 	setitimer(ITIMER_REAL, &never, NULL);
 }
 
-// Bytes that are allocated. The test runs the program without caches of threads, whose freed memory would count.
+// The number of allocated bytes. The test disables malloc's thread caches, whose freed memory would count.
 static size_t bytes(void)
 {
 	struct mallinfo2 heap = mallinfo2();
@@ -655,7 +655,7 @@ static size_t bytes(void)
 	return heap.uordblks + heap.hblkhd;
 }
 
-// Symbols that are not known by name get numbers only. Those of the C library are not called here.
+// Functions that are not in the list of known ones get numbers only. Those of the C library are not called here.
 static void read_symbols(const char *file)
 {
 	FILE *symbols = fopen(file, "r");
@@ -704,10 +704,10 @@ int main(int count, char **arguments)
 		if (round == 1)
 			used = bytes();
 		MUST(entries_of("/proc/self/fd") == descriptors);
-		// A table grows now and then. Objects that are left add up.
+		// A table grows now and then, while leaked objects would add up.
 		MUST(round < 2 || bytes() < used + 65536);
 	}
-	// It keeps devices open.
+	// `rdma_get_devices` keeps devices open.
 	rdma_free_devices(rdma_get_devices(&count_of_devices));
 	MUST(count_of_devices == 1);
 	puts("all refused or done");

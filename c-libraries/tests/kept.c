@@ -1,4 +1,4 @@
-// Gives memory up in each way while it is registered, and handles faults of its own.
+// Frees or unmaps memory in each way while it is registered, and has a fault handler of its own.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -100,12 +100,12 @@ static off_t map(char *at)
 	char byte = 7;
 
 	MUST(offset != -1);
-	// The client learns of the map with the next message.
+	// The client learns the mapping with the next message.
 	MUST(rsend(server, &byte, 1, 0) == 1 && rrecv(client, &byte, 1, 0) == 1);
 	return offset;
 }
 
-// The client writes a 7 to memory of the server, which has arrived when this returns.
+// The client writes a 7 to memory of the server; the write has arrived when this returns.
 static void write_by_peer(off_t offset)
 {
 	char byte = 7;
@@ -130,7 +130,7 @@ static void access_with_signals_blocked(void)
 	MUST(riounmap(server, at, LENGTH) == 0);
 }
 
-// A peer's write to memory in whose place the program has mapped something else, and to pages that it has given back.
+// A peer writes to addresses where the program has mapped other memory, and to pages that it has returned to the kernel.
 static void access_to_replaced_memory(void)
 {
 	char *at = pages(NULL, 0), *other = pages(NULL, 0);
@@ -176,7 +176,7 @@ int main(void)
 	int status;
 
 	MUST(pd != NULL);
-	// Each block is a mapping of its own.
+	// malloc makes a mapping of its own for each block.
 	MUST(mallopt(M_MMAP_THRESHOLD, LENGTH / 2) == 1);
 
 	at = pages(NULL, 0);

@@ -1,4 +1,4 @@
-// Looks at the devices below /sys and /dev in each way that the C library has.
+// Reads the devices below /sys and /dev by each function of the C library that takes a path.
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -60,7 +60,7 @@ static void names(void)
 	}
 	MUST(open(NAME "/", O_RDONLY) == -1 && errno == ENOTDIR);
 	MUST(open(CLASS "/ib7", O_RDONLY) == -1 && errno == ENOENT);
-	// Out again.
+	// Paths that leave the folder again.
 	MUST(access(CLASS "/../../..", F_OK) == 0 && access(CLASS "/../../../dev/null", W_OK) == 0);
 	MUST(access("/dev/infiniband/../null", W_OK) == 0);
 }
@@ -218,7 +218,7 @@ int main(void)
 	walks(FTS_PHYSICAL | FTS_NOCHDIR);
 	expansions();
 	children();
-	// The kernel itself knows no such folder, or has devices of its own.
+	// A direct system call is not redirected: the kernel has no such folder, or devices of its own.
 	MUST(syscall(SYS_openat, AT_FDCWD, "/sys/class/infiniband/ib0/ports/1/state", O_RDONLY) == -1 && errno == ENOENT);
 	puts("all seen");
 	return 0;

@@ -90,7 +90,7 @@ static void thread_ends(void)
 	MUST(pthread_join(thread, NULL) == 0);
 }
 
-// Each is called while there is nothing to be had.
+// Each of these calls finds nothing and sleeps.
 static void get_cq_event(void)
 {
 	void *of, *of_context;
@@ -141,7 +141,7 @@ static void *sleeping_thread(void *call)
 	return NULL;
 }
 
-// Whether the thread sleeps in the system.
+// Whether the thread sleeps in a system call.
 static int sleeps(int thread)
 {
 	char path[64], state = 0;
@@ -179,7 +179,7 @@ static void cancel_all(void)
 	for (int at = 0; at < 5; at++)
 		for (int time = 0; time < 20; time++)
 			cancel(calls[at], time % 2);
-	// No lock is held any more, and everything can be used.
+	// No lock is held after the cancellation, and all objects can be used.
 	end_and_make();
 }
 
@@ -230,7 +230,7 @@ static void interrupt_all(void)
 		MUST(pthread_create(&thread, NULL, interrupted_thread, calls[at]) == 0);
 		while (atomic_load(&sleeper) == 0 || !sleeps(atomic_load(&sleeper)))
 			sched_yield();
-		// It may have slept for another reason, such as a lock.
+		// The thread may have slept for another reason, such as a lock.
 		while (pthread_tryjoin_np(thread, NULL) != 0) {
 			pthread_kill(thread, SIGUSR1);
 			sched_yield();
@@ -239,7 +239,7 @@ static void interrupt_all(void)
 	end_and_make();
 }
 
-// How many descriptors there are. None of them is of this file.
+// The number of open descriptors, none of which may refer to this file.
 static int descriptors(const char *file)
 {
 	char path[64], name[4096];
@@ -267,14 +267,14 @@ static void keep_none_between_calls(const char *file)
 	make();
 	nothing = (struct pollfd){ .fd = stream, .events = POLLIN };
 	before = descriptors(file);
-	// The thread that accepts for the rsocket opens some at the same time, and not one for each call.
+	// The accepting thread of the rsocket opens some descriptors at the same time, but not one for each call.
 	for (int call = 0; call < 64; call++)
 		MUST(rpoll(&nothing, 1, 1) == 0);
 	MUST(descriptors(file) < before + 32);
 	end_and_make();
 }
 
-// The device of an identifier stays open: programs look up a device by its address so.
+// The device of an identifier stays open, because programs look up a device by its address in this way.
 static void keep_device(void)
 {
 	void *domain, *id, **verbs;
@@ -301,7 +301,7 @@ static void exchange(void)
 	MUST(rclose(client) == 0 && rclose(server) == 0);
 }
 
-// Other files get the numbers of descriptors that are closed, and the libraries neither read, nor write, nor close them.
+// Other files get the numbers of closed descriptors, and the libraries neither read, write nor close these files.
 static void leave_nothing(const char *file)
 {
 	int before, pipes[64][2];
@@ -310,14 +310,14 @@ static void leave_nothing(const char *file)
 	closefrom(3);
 	keep_device();
 	before = descriptors(file);
-	// The devices of identifiers keep the sockets that they needed once. Descriptors that are left would add up.
+	// The devices of identifiers keep the sockets that they needed once; leaked descriptors would add up.
 	for (int round = 0; round < 32; round++) {
 		make();
 		exchange();
 		end();
 	}
 	MUST(descriptors(file) < before + 32);
-	// Those of an open device stay.
+	// The descriptors of an open device stay.
 	MUST(rdma_create_id(NULL, &bound, NULL, RDMA_PS_TCP) == 0);
 	MUST(rdma_bind_addr(bound, (struct sockaddr *)&here) == 0);
 	closefrom(3);

@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_dropped_future_leaves_its_request_at_the_front() {
         let queue = Backlog::<u64>::new(0);
-        // Dropped while nothing was there, with it there, and with the result in it.
+        // Futures are dropped while no request is queued, while one is queued, and when they are done.
         drop(queue.next());
         queue.push(1);
         queue.push(2);

@@ -315,7 +315,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a child that is forked while two threads call `busy` again and again ends with `true`, each of many times.
+    /// Forks many times while two threads call `busy` repeatedly. Returns whether each child ended with `true`.
     fn in_children_beside(busy: fn(), body: impl Fn() -> bool) -> bool {
         forked_beside(2, busy, || in_a_child(&body))
     }

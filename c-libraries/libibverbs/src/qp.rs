@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn destroying_a_queue_pair_waits_for_a_verb_of_the_connection_manager() {
+    fn destroying_a_queue_pair_waits_for_verbs_of_its_connection() {
         let options = EmulatedOptions {
             command_latency: Duration::from_millis(500),
             ..EmulatedOptions::default()

@@ -1,4 +1,4 @@
-//! What a kernel's devices do, and programs count on, where the manual pages say nothing or otherwise.
+//! Behaviour of a kernel's devices that programs rely on, where the manual pages say nothing or otherwise.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -24,7 +24,7 @@ const WRONG_ARGUMENT: c_int = -1;
 // A call of a function of C.
 macro_rules! call {
     ($call:expr) => {{
-        // SAFETY: pointers are to what the test has or the library made, or to what it must refuse.
+        // SAFETY: pointers are to memory of the test or objects of the library, or are ones that it must refuse.
         unsafe { $call }
     }};
 }
@@ -53,7 +53,7 @@ fn open() -> *mut IbvContext {
 
 // A structure of numbers and null pointers.
 fn zeroed<T>() -> T {
-    // SAFETY: of the structures of C that the tests use zero is a value.
+    // SAFETY: zeros are a value of all structures of C that the tests use.
     unsafe { mem::zeroed() }
 }
 
@@ -78,7 +78,7 @@ fn unmapped_memory_is_refused_as_by_a_kernel() {
         assert!(register(pd, addr, length, LOCAL_WRITE).is_null());
         assert_eq!(last(), Some(libc::EFAULT), "{addr:?} {length}");
     }
-    // Memory on demand may come later.
+    // Memory on demand may be mapped later.
     let on_demand = LOCAL_WRITE | access::ON_DEMAND as c_int;
     let later = register(pd, first, 3 * PAGE, on_demand);
     assert!(!later.is_null(), "{:?}", last());
@@ -198,7 +198,7 @@ impl Loop {
         Self::made_by(min_rnr_timer, |_, pd, init| call!(qp::create(pd, init)))
     }
 
-    /// Its queue pair has the extended interface.
+    /// A connection whose queue pair has the extended interface.
     fn extended() -> Self {
         const PD: u32 = 1;
         const SEND_OPS_FLAGS: u32 = 1 << 6;
@@ -238,8 +238,8 @@ impl Loop {
         attr.min_rnr_timer = min_rnr_timer;
         let gid = &raw mut attr.ah_attr.grh.dgid;
         assert_eq!(call!(query::query_gid(context, 1, 0, gid)), 0);
-        // State, then: rights, partition, port; route, MTU, first PSN, timer, depth, the peer's number; timeout, retries, depth,
-        // PSN.
+        // The attributes after the state: rights, P_Key index, port; path, MTU, RQ PSN, RNR timer, depth, the peer's
+        // number; timeout, retries, depth, SQ PSN.
         let to_init = 1 << 3 | 1 << 4 | 1 << 5;
         let to_rtr = 1 << 7 | 1 << 8 | 1 << 12 | MIN_RNR_TIMER | 1 << 17 | 1 << 20;
         let to_rts = 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
@@ -274,7 +274,7 @@ impl Drop for Loop {
     }
 }
 
-// A slot of an extended queue pair.
+// Calls a function in a slot of an extended queue pair.
 macro_rules! slot {
     ($qp:expr, $slot:ident: fn($($argument:expr => $kind:ty),*) $(-> $result:ty)?) => {{
         let slots = call!((*$qp).slots);
@@ -361,7 +361,7 @@ fn counts_and_lengths_are_compared_before_memory_is_read() {
         length: 1 << 20,
         lkey: 0,
     };
-    // SAFETY: the last entry that there is memory for.
+    // SAFETY: there is memory for exactly this entry.
     let last = unsafe { &mut *end.cast::<[IbvSge; 1]>() };
     for flags in [0, INLINE] {
         for count in [3, c_int::MAX, -1, c_int::MIN] {
@@ -391,7 +391,7 @@ fn a_min_rnr_timer_is_truncated_to_five_bits() {
     assert_eq!((asked, known.min_rnr_timer), (0, 5));
 }
 
-/// perftest sets the attributes of both halves for an initiator of XRC, and Linux's core drops those of the target.
+/// perftest sets the attributes of both sides for an initiator of XRC, and Linux's core drops those of the target.
 #[test]
 fn attributes_of_the_other_half_of_xrc_are_ignored() {
     let connection = Loop::made_by(0, |_, pd, init| {

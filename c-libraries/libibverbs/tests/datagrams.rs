@@ -1,4 +1,4 @@
-//! Datagrams as a C program receives them: what the completion says of the packet.
+//! Datagrams as a C program receives them: the fields of the completion that describe the packet.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -32,14 +32,14 @@ const SEND: c_int = 2;
 // A call of a function of the library, as C makes it.
 macro_rules! call {
     ($call:expr) => {{
-        // SAFETY: pointers are to what the test has or the library made, and one thread uses them.
+        // SAFETY: pointers are to memory of the test or objects of the library, and one thread uses them.
         unsafe { $call }
     }};
 }
 
 // A structure of numbers and null pointers.
 fn zeroed<T>() -> T {
-    // SAFETY: of the structures of C that the test uses zero is a value.
+    // SAFETY: zeros are a value of all structures of C that the test uses.
     unsafe { mem::zeroed() }
 }
 
@@ -72,7 +72,7 @@ impl Loop {
         init.cap.max_recv_sge = 1;
         let made = call!(qp::create(pd, &raw mut init));
         assert!(!made.is_null());
-        // State, then: partition, port and Q_Key; nothing; the first PSN.
+        // The attributes after the state: P_Key index, port and Q_Key; none; the first PSN.
         for (state, rest) in [(1, 16 | 32 | 64), (2, 0), (3, 65_536)] {
             let mut attr: IbvQpAttr = zeroed();
             attr.qp_state = state;
@@ -87,7 +87,7 @@ impl Loop {
         }
     }
 
-    /// Sends itself 16 bytes; both requests complete into the queue.
+    /// Sends 16 bytes to itself; both requests complete in the queue.
     fn send(&self, memory: &mut [u8; 64]) {
         let mut gid = IbvGid { raw: [0; 16] };
         assert_eq!(call!(query::query_gid(self.context, 1, 0, &raw mut gid)), 0);
@@ -159,7 +159,7 @@ fn told(name: &str) -> [u8; 2] {
     all.map(|done| done.sl)
 }
 
-/// The same of an extended queue.
+/// `sl` of the two completions of an extended queue, the send's first.
 fn read(name: &str) -> [u8; 2] {
     type Poll = unsafe extern "C" fn(*mut IbvCqEx, *const u32) -> c_int;
     type Sl = unsafe extern "C" fn(*mut IbvCqEx) -> u8;
@@ -189,7 +189,7 @@ fn read(name: &str) -> [u8; 2] {
     answers
 }
 
-// RoCEv2 has no service level: as drivers of hardware do, the completion tells UDP (8) over IPv4 (2) or IPv6 (1). UCX looks.
+// RoCEv2 has no service level. As with drivers of hardware, `sl` is UDP (8) over IPv4 (2) or IPv6 (1), which UCX checks.
 #[test]
 fn a_completion_of_a_datagram_over_roce_has_its_packet_type() {
     for (name, sl) in [("v4", 0xa), ("v6", 0x9)] {
@@ -199,7 +199,7 @@ fn a_completion_of_a_datagram_over_roce_has_its_packet_type() {
 }
 
 #[test]
-fn a_completion_of_a_datagram_over_infiniband_has_its_service_level() {
+fn a_datagram_over_infiniband_completes_with_its_service_level() {
     assert_eq!(told("subnet"), [0, 0]);
     assert_eq!(read("subnet"), [0, 0]);
 }

@@ -19,10 +19,10 @@ const fn step(code: u32, then: u8, otherwise: u8, k: u32) -> sock_filter {
     }
 }
 
-/// Has the system refuse a call of this thread, and of those that it starts.
+/// Makes the system refuse a call of this thread, and of the threads that it starts.
 fn refuse(call: c_long) {
     let mut filter = [
-        // The number of the call is the first field of what a filter reads.
+        // The number of the call is the first field of the filter's input.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(
             libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -42,7 +42,7 @@ fn refuse(call: c_long) {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
     };
-    // SAFETY: the program is the test's, and read by the call only.
+    // SAFETY: the filter is memory of the test, and only the call reads it.
     let answers = unsafe {
         [
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
@@ -56,14 +56,14 @@ fn refuse(call: c_long) {
     assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
 }
 
-/// Opens a device, registers memory and closes it, or answers the error number of opening.
+/// Opens a device, registers memory and closes it, or returns the error number of opening.
 fn use_device() -> Result<(), i32> {
     let mut memory = vec![0_u8; 10_000];
     let context = open::open_device(device::devices()[0].as_public());
     if context.is_null() {
         return Err(io::Error::last_os_error().raw_os_error().unwrap());
     }
-    // SAFETY: pointers to what the test has, or what the library made.
+    // SAFETY: pointers are to memory of the test, or to objects of the library.
     unsafe {
         let pd = pd::alloc(context);
         let region = mr::reg(pd, memory.as_mut_ptr().cast(), memory.len(), LOCAL_WRITE);

@@ -1,4 +1,4 @@
-//! What Linux's core makes of the calls of a program, where the manual pages say nothing or otherwise.
+//! Calls that behave as with Linux's core where the manual pages say nothing or otherwise.
 #![allow(unsafe_code)]
 
 mod cm;
@@ -47,31 +47,31 @@ fn on_each(test: impl Fn(&str)) {
     [ROCE, IWARP].into_iter().for_each(test);
 }
 
-/// What `rdma_bind_addr` answers.
+/// Returns the result of `rdma_bind_addr`.
 fn bind(id: *mut RdmaCmId, to: &str) -> c_int {
     let mut at = sockaddr(to);
     call!(bind::bind_addr(id, (&raw mut at).cast()))
 }
 
-/// What `rdma_resolve_addr` answers.
+/// Returns the result of `rdma_resolve_addr`.
 fn resolve(id: *mut RdmaCmId, to: &str) -> c_int {
     let mut to = sockaddr(to);
     let (source, to) = (ptr::null_mut(), (&raw mut to).cast());
     call!(resolve::resolve_addr(id, source, to, 1))
 }
 
-/// What `rdma_set_option` answers.
+/// Returns the result of `rdma_set_option`.
 fn set<T>(id: *mut RdmaCmId, level: c_int, name: c_int, mut value: T) -> c_int {
     let at = (&raw mut value).cast();
     call!(options::set(id, level, name, at, size_of::<T>()))
 }
 
-/// What `rdma_connect` answers.
+/// Returns the result of `rdma_connect`.
 fn connect(id: *mut RdmaCmId) -> c_int {
     call!(connect::connect(id, ptr::null_mut()))
 }
 
-/// The next request, acknowledged: its identifier.
+/// Acknowledges the next connection request; returns its identifier.
 fn request(channel: *mut RdmaEventChannel) -> *mut RdmaCmId {
     let (kind, server, status) = next(channel);
     assert_eq!((kind, status), (event::CONNECT_REQUEST, 0));
@@ -139,10 +139,10 @@ fn an_address_is_resolved_again_after_an_error() {
     configure();
     let channel = channel::create();
     let client = new_id(channel, port_space::TCP);
-    // The route to this address of the machine begins where no device is.
+    // The route to this address of the machine begins at an address without a device.
     assert_eq!(resolve(client, "127.0.41.39:7471"), 0);
     assert_eq!(next(channel), (event::ADDR_ERROR, client, -libc::ENODEV));
-    // Where there is no route the call fails.
+    // Without a route the call fails.
     refused(
         resolve(client, "[::ffff:127.0.41.35]:7471"),
         libc::ENETUNREACH,
@@ -260,7 +260,7 @@ fn a_listener_shares_its_port_with_no_identifier() {
 #[test]
 fn a_privileged_port_needs_the_right_to_it() {
     configure();
-    // Of this thread only.
+    // Capabilities belong to a thread, so only this one loses the right.
     let mut own = capabilities(None).unwrap();
     own.effective.remove(CapabilitySet::NET_BIND_SERVICE);
     set_capabilities(None, own).unwrap();
@@ -349,7 +349,7 @@ fn disconnecting_succeeds_where_nothing_is_connected() {
     });
 }
 
-// The server closes the stream of each request: of revision 2, and then of revision 1.
+// The server closes the streams of both requests, that of revision 2 and then that of revision 1.
 #[test]
 fn a_stream_that_ends_before_the_reply_is_a_rejection() {
     configure();
@@ -394,7 +394,7 @@ fn requests_wait_whatever_the_backlog_says() {
     });
 }
 
-/// The next event of datagrams: how it went.
+/// Returns the status of the next event, which must be `UNREACHABLE`.
 fn unreachable(channel: *mut RdmaEventChannel, client: *mut RdmaCmId) -> c_int {
     let (kind, of, status) = next(channel);
     assert_eq!((kind, of), (event::UNREACHABLE, client));
@@ -412,7 +412,7 @@ fn a_refused_datagram_request_reports_the_status() {
     let ask = || {
         let client = datagrams(channel, &format!("{ROCE}:7012"));
         resolve_route(client, channel);
-        // Neither a queue pair nor parameters are needed to ask.
+        // A datagram request needs neither a queue pair nor parameters.
         assert_eq!(connect(client), 0);
         client
     };
@@ -424,7 +424,7 @@ fn a_refused_datagram_request_reports_the_status() {
     let long = [7_u8; 137];
     let at: *const c_void = long.as_ptr().cast();
     refused(call!(connect::reject(server, at, 137)), libc::EINVAL);
-    // What cannot be accepted is rejected.
+    // A request that cannot be accepted is rejected.
     create_datagram_qp(server);
     let mut param: RdmaConnParam = zeroed();
     (param.private_data, param.private_data_len) = (at, 137);

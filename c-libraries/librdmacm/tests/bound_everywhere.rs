@@ -21,7 +21,7 @@ fn bound(to: &str) -> *mut RdmaCmId {
     made
 }
 
-// What `rdma_bind_addr` answers.
+// Creates an identifier; returns it and the result of `rdma_bind_addr`.
 fn bind(to: &str) -> (*mut RdmaCmId, c_int) {
     test_kit::configure(DEVICES);
     let mut made = ptr::null_mut();
@@ -35,7 +35,7 @@ fn bind(to: &str) -> (*mut RdmaCmId, c_int) {
     }
 }
 
-// Its port is told to peers, and nobody who asks there is refused.
+// A program may give its port to peers before it listens: their requests wait, and are not refused.
 #[test]
 fn a_request_before_listen_waits() {
     let made = bound("0.0.0.0:0");
@@ -49,17 +49,17 @@ fn a_request_before_listen_waits() {
         assert_eq!(u16::from_be(id::get_src_port(made)), port);
         assert_eq!(id::destroy(made), 0);
     }
-    TcpListener::bind(told).expect("the port is free again");
+    TcpListener::bind(told).expect("a free port");
 }
 
-// As with the kernel: a server of both families has a listener each, and one may have no device.
+// As with the kernel: a server of both families has a listener for each, and one of them may have no device.
 #[test]
-fn listening_on_a_family_without_a_device_succeeds_without_effect() {
+fn listening_on_a_family_without_a_device_has_no_effect() {
     const ID: i32 = 0;
     const AF_ONLY: i32 = 2;
     let made = bound("[::]:7474");
     let only = 1_i32;
-    // SAFETY: the identifier is live, and the option has the size that is told.
+    // SAFETY: the identifier is live, and the option has the given size.
     unsafe {
         let value = (&raw const only).cast_mut().cast();
         assert_eq!(
@@ -73,7 +73,7 @@ fn listening_on_a_family_without_a_device_succeeds_without_effect() {
 }
 
 #[test]
-fn a_port_that_was_assigned_in_vain_is_free_and_the_one_instead_of_it_is_taken() {
+fn a_port_that_is_free_for_one_family_only_is_not_assigned() {
     let made = bound("127.0.41.31:0");
     // SAFETY: the identifier is live.
     let in_vain = u16::from_be(unsafe { id::get_src_port(made) });
@@ -93,7 +93,7 @@ fn a_port_that_was_assigned_in_vain_is_free_and_the_one_instead_of_it_is_taken()
     drop(somebody);
 }
 
-// What `rdma_connect` answers to an identifier whose port another socket has, and the port that the identifier has then.
+// Calls `rdma_connect` for an identifier whose port another socket has; returns its result and the identifier's new port.
 fn connect_from_a_taken_port(made: *mut RdmaCmId, to: SocketAddr) -> (c_int, u16) {
     let mut to = address::write(to);
     // SAFETY: the identifier is live, zeros are a value, and pointers are to what this function has.

@@ -1,4 +1,4 @@
-//! The functions as a program calls them: what it may do wrong, and a connection from one end to the other.
+//! The functions as a program calls them: wrong arguments, and a connection from its beginning to its end.
 #![allow(unsafe_code)]
 
 mod cm;
@@ -231,11 +231,11 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     assert_eq!(next(other), (event::DISCONNECTED, server, 0));
     assert_eq!(next(channel), (event::DISCONNECTED, client, 0));
     assert_eq!(call!(connect::disconnect(server)), 0);
-    // Until then the numbers of the connection are nobody else's.
+    // Until then no other connection gets its communication IDs.
     assert_eq!(next(other), (event::TIMEWAIT_EXIT, server, 0));
     assert_eq!(next(channel), (event::TIMEWAIT_EXIT, client, 0));
 
-    // Nobody listens any more: the next one is refused.
+    // Without a listener the next request is refused.
     assert_eq!(call!(id::destroy(listener)), 0);
     let late = asking(channel, to);
     let (kind, of, status) = next(channel);
@@ -247,12 +247,12 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
     }
 }
 
-/// MPA's request of revision 1 (RFC 5044, 7.1), with CRCs: nothing more is said before messages.
+/// MPA's request of revision 1 (RFC 5044, 7.1), with CRCs and no ready-to-receive message.
 const PLAIN: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
-/// One of revision 2 (RFC 6581, 4), which agrees on a write without bytes as the first message: IRD 1, ORD 1.
+/// A request of revision 2 (RFC 6581, 4), which offers a write of zero bytes as ready-to-receive message: IRD 1, ORD 1.
 const ENHANCED: &[u8] = b"MPA ID Req Frame\x50\x02\0\x04\x80\x01\x80\x01";
 
-// What a server hears of a peer over iWARP that has its reply and then goes, and the state that its queue pair has then.
+// The events of a server whose iWARP peer gets the reply and then closes, and the state of the server's queue pair.
 fn of_a_peer_that_goes(request: &[u8]) -> ([c_int; 2], c_int) {
     let channel = channel::create();
     let (listener, to) = listening(channel, "127.0.0.1");
@@ -309,7 +309,7 @@ fn an_identifier_bound_to_loopback_has_its_device_at_once() {
 }
 
 #[test]
-fn a_synchronous_identifier_may_be_bound_to_loopback_without_a_device() {
+fn a_synchronous_identifier_binds_to_loopback_without_a_device() {
     let channel = channel::create();
     for ps in [port_space::TCP, port_space::UDP] {
         let bind = |channel| {
@@ -330,7 +330,7 @@ fn a_synchronous_identifier_may_be_bound_to_loopback_without_a_device() {
 }
 
 #[test]
-fn an_identifier_bound_to_loopback_has_its_device_once_it_resolves_a_peer() {
+fn resolving_a_peer_gives_a_loopback_identifier_its_device() {
     for ps in [port_space::TCP, port_space::UDP] {
         let id = new_id(ptr::null_mut(), ps);
         let (mut from, mut to) = (sockaddr("127.0.0.1:0"), sockaddr("127.0.0.1:7471"));
@@ -367,7 +367,7 @@ fn identifiers_of_two_families_share_a_port_if_both_allow_it() {
     call!(channel::destroy(channel));
 }
 
-// So many ports taken at random out of 4,536 would not all differ.
+// So many ports would not all differ if they were taken at random out of 4,536.
 #[test]
 fn each_identifier_is_assigned_a_port_of_its_own() {
     let channel = channel::create();

@@ -1,4 +1,4 @@
-//! The error number of a call is that of the cause, wherever in the library that is found.
+//! The error number of a call is that of the cause, whichever layer of the library finds it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -57,7 +57,7 @@ fn a_device_that_cannot_be_opened_gives_the_cause() {
     assert_eq!(of_binding("192.0.2.77"), [libc::EADDRNOTAVAIL; 2]);
     assert_eq!(of_binding("192.0.2.78"), [libc::EADDRNOTAVAIL; 2]);
 
-    // What the calls themselves need is there; a device needs more.
+    // These descriptors are enough for the calls themselves, but not for a device.
     let limit = libc::rlimit {
         rlim_cur: 64,
         rlim_max: 64,

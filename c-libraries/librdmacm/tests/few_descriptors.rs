@@ -1,4 +1,4 @@
-//! A server at every address, in a process that may not have as many descriptors as its devices need.
+//! A server at every address, in a process whose limit of descriptors is too low for all devices.
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Rsockets in a child of a fork: the parent's.
+//! The parent's rsockets in a child of a fork.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -33,7 +33,7 @@ fn a_child_of_a_fork_can_only_close_its_parents_sockets() {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: nobody asks for the address; one entry; room for a byte. The child ends without its parent's code.
+        // SAFETY: null pointers for an address; one entry; room for a byte. The child ends without its parent's code.
         unsafe {
             let mut room = 0_u8;
             let told = [

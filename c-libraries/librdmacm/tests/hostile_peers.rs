@@ -1,4 +1,4 @@
-//! Rsockets, and peers that speak their protocol and mean harm.
+//! Rsockets whose peers use the protocol for attacks.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -28,7 +28,7 @@ fn configure() {
     test_kit::configure(DEVICES);
 }
 
-/// A socket, for streams one that listens, and where it is.
+/// A bound socket, which listens if it is a stream, and its address.
 fn bound(kind: c_int) -> (c_int, SocketAddr) {
     let fd = calls::socket(libc::AF_INET, kind, 0);
     let mut raw = address::write(SocketAddr::new(OWN.parse().unwrap(), 0));
@@ -37,7 +37,7 @@ fn bound(kind: c_int) -> (c_int, SocketAddr) {
     // SAFETY: an address as long as it says, with room for any.
     unsafe {
         assert_eq!(calls::bind(fd, at, length), 0);
-        // The port of a stream is assigned here.
+        // Listening assigns the port of a stream.
         assert_eq!(calls::listen(fd, 4) == 0, kind == libc::SOCK_STREAM);
         assert_eq!(calls::getsockname(fd, at, &raw mut length), 0);
         (fd, address::read(at).unwrap())
@@ -46,7 +46,7 @@ fn bound(kind: c_int) -> (c_int, SocketAddr) {
 
 fn receive(fd: c_int) -> Vec<u8> {
     let mut room = [0; 100];
-    // SAFETY: as many bytes as are told.
+    // SAFETY: the pointer and the length are those of a slice.
     let came = unsafe { calls::recv(fd, room.as_mut_ptr().cast(), room.len(), 0) };
     room[..usize::try_from(came).unwrap()].to_vec()
 }
@@ -113,7 +113,7 @@ impl Attacker {
     }
 }
 
-/// The receive ring that an rsocket has told of.
+/// The receive ring that an rsocket advertises.
 fn ring(accepted: &Accepted) -> RemoteAddress {
     let bytes = accepted.private_data();
     let addr = u64::from_be_bytes(*bytes[24..].first_chunk().unwrap());
@@ -126,7 +126,7 @@ fn a_client_does_not_reach_the_ring_of_another_one() {
     configure();
     let (listener, at) = bound(libc::SOCK_STREAM);
     let accepts = thread::spawn(move || {
-        // SAFETY: nobody asks for the address.
+        // SAFETY: null pointers: the peer's address is not wanted.
         let accept = || unsafe { calls::accept(listener, ptr::null_mut(), ptr::null_mut()) };
         [accept(), accept()]
     });
@@ -148,10 +148,10 @@ fn a_client_does_not_reach_the_ring_of_another_one() {
     }
 }
 
-/// What goes before the data of a datagram between queue pairs.
+/// The header before the data of a datagram between queue pairs.
 fn front(from: IpAddr) -> Vec<u8> {
     let IpAddr::V4(ip) = from else {
-        panic!("of IPv4")
+        panic!("not IPv4")
     };
     let mut bytes = vec![4, 8, 0x1c, 6];
     bytes.extend(ip.octets());
@@ -159,7 +159,7 @@ fn front(from: IpAddr) -> Vec<u8> {
 }
 
 #[test]
-fn a_datagram_that_names_another_sender_than_its_packet_is_dropped() {
+fn a_datagram_with_a_forged_sender_is_dropped() {
     configure();
     let (fd, at) = bound(libc::SOCK_DGRAM);
     let own: IpAddr = "127.0.24.73".parse().unwrap();
@@ -168,7 +168,7 @@ fn a_datagram_that_names_another_sender_than_its_packet_is_dropped() {
     let qp = qp.wait().unwrap();
     let q_key = 0x0123_4567;
     qp.activate(PathOptions::new().qkey(q_key)).wait().unwrap();
-    // Over UDP the rsocket tells the number of its queue pair.
+    // The rsocket sends the number of its queue pair over UDP.
     let udp = UdpSocket::bind((own, 0)).unwrap();
     let mut hello = vec![0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0];
     hello.extend(qp.qp_num().value().to_be_bytes());

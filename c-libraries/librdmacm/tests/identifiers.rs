@@ -183,7 +183,7 @@ fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
         let (asked, server) = request(channel, listener);
         let at = AtomicPtr::new(listener);
         waits_for(asked, move || call!(id::destroy(at.into_inner())));
-        // The request has an identifier of its own, and is refused with that.
+        // Destroying the identifier of the request rejects it.
         call!(endpoint::destroy(server));
         let heard = fetch(channel);
         let (kind, of) = call!(((*heard).event, (*heard).id));
@@ -204,7 +204,7 @@ fn an_identifier_moves_when_its_events_are_acknowledged() {
         let (listener, to) = listening(old, ip);
         let first = asking(old, to);
         let (asked, server) = request(old, listener);
-        // The request of another one waits at the old channel.
+        // The request of another client is queued at the old channel.
         let other = asking(old, to);
         let mut waits = libc::pollfd {
             fd: call!((*old).fd),
@@ -221,13 +221,13 @@ fn an_identifier_moves_when_its_events_are_acknowledged() {
         assert_eq!(call!(channel::ack_event(asked)), 0);
         assert_eq!(call!((*second).channel), new);
         assert_eq!(call!(connect::reject(second, ptr::null(), 0)), 0);
-        // The clients have not moved.
+        // The clients are still on the old channel.
         let (kind, of, _) = next(old);
         assert_eq!((kind, of), (event::REJECTED, other));
         call!(endpoint::destroy(server));
         let (kind, of, _) = next(old);
         assert_eq!((kind, of), (event::REJECTED, first));
-        // The program holds no event of this one: it moves at once.
+        // The program holds no event of this identifier, so it moves at once.
         assert_eq!(call!(id::migrate(first, new)), 0);
         is_empty(old);
         is_empty(new);
@@ -237,13 +237,13 @@ fn an_identifier_moves_when_its_events_are_acknowledged() {
     });
 }
 
-/// MPA's reply of revision 1 (RFC 5044, 7.1), with CRCs: nothing more is said before messages.
+/// MPA's reply of revision 1 (RFC 5044, 7.1), with CRCs and no ready-to-receive message.
 const PLAIN: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
-/// One of revision 2 (RFC 6581, 4), which agrees on a write without bytes as the first message: IRD 1, ORD 1.
+/// A reply of revision 2 (RFC 6581, 4), which accepts a write of zero bytes as ready-to-receive message: IRD 1, ORD 1.
 const ENHANCED: &[u8] = b"MPA ID Rep Frame\x50\x02\0\x04\x80\x01\x80\x01";
 
-// A client connects to a server that speaks MPA by itself, replies and then goes; the client gets an event of both. Returns the
-// state of its queue pair.
+// A client connects to a server that implements MPA itself, replies and then closes; the client gets an event for both.
+// Returns the state of its queue pair.
 fn state_after_a_server_that_goes(reply: &'static [u8]) -> c_int {
     let listener = TcpListener::bind((IWARP, 0)).unwrap();
     let to: SocketAddr = listener.local_addr().unwrap();
@@ -266,7 +266,7 @@ fn state_after_a_server_that_goes(reply: &'static [u8]) -> c_int {
     state
 }
 
-// As with the kernel, a connection exists once there is a reply, whatever follows.
+// As with the kernel, a connection exists once the reply has arrived, whatever follows.
 #[test]
 fn a_server_that_closes_right_after_its_reply_was_connected() {
     configure();

@@ -1,4 +1,4 @@
-//! What a program is told where it has no device.
+//! The errors that a program without a device gets.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ fn errno() -> c_int {
 fn without_devices_calls_return_error_numbers() {
     test_kit::configure("device = []");
     let mut count = 7;
-    // SAFETY: a number, or none.
+    // SAFETY: the pointer is to a number, or null.
     let (list, again) = unsafe {
         let list = device::get_devices(&raw mut count);
         (list, device::get_devices(ptr::null_mut()))

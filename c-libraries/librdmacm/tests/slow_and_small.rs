@@ -1,5 +1,5 @@
-//! Rsockets on a device with short queues, whose link takes its time, at an address that is not the one that the way to it
-//! begins at.
+//! Rsockets on a device with short queues and a slow link. The route to the server begins at another address than the
+//! server's.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -59,12 +59,12 @@ fn connected(kind: c_int, to: SocketAddr) -> c_int {
 }
 
 fn send(fd: c_int, bytes: &[u8]) -> isize {
-    // SAFETY: as many bytes as are told.
+    // SAFETY: the pointer and the length are those of a slice.
     unsafe { calls::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) }
 }
 
 fn receive(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
-    // SAFETY: as many bytes as are told.
+    // SAFETY: the pointer and the length are those of a slice.
     unsafe { calls::recv(fd, room.as_mut_ptr().cast(), room.len(), flags) }
 }
 
@@ -126,19 +126,19 @@ fn interrupted<T>(then: impl FnOnce() -> T) -> (T, u32) {
 }
 
 #[test]
-fn a_stream_gets_through_short_queues_and_a_signal_does_not_lose_its_end() {
+fn a_stream_passes_short_queues_and_a_signal_keeps_its_end() {
     configure();
     // On a busy machine everything may have arrived before the first signal is sent.
     test_kit::waiting::until(|| signals_while_a_stream_is_closed() > 0);
 }
 
-// How many signals have interrupted the closing of a stream of which all bytes arrive.
+// Closes a stream, all of whose bytes must arrive; returns how many signals have interrupted the call.
 fn signals_while_a_stream_is_closed() -> u32 {
     let listener = bound(libc::SOCK_STREAM);
     assert_eq!(calls::listen(listener, 1), 0);
     let to = local(listener);
     let reader = thread::spawn(move || {
-        // SAFETY: nobody asks for the address.
+        // SAFETY: null pointers: the peer's address is not wanted.
         let fd = unsafe { calls::accept(listener, ptr::null_mut(), ptr::null_mut()) };
         let mut room = vec![0; 300_000];
         let came = receive(fd, &mut room, libc::MSG_WAITALL);
@@ -157,7 +157,7 @@ fn signals_while_a_stream_is_closed() -> u32 {
 }
 
 #[test]
-fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
+fn datagrams_pass_short_queues_but_not_closed_sockets() {
     configure();
     let server = bound(libc::SOCK_DGRAM);
     let client = connected(libc::SOCK_DGRAM, local(server));
@@ -167,7 +167,7 @@ fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
         assert_eq!(receive(server, &mut room, 0), 100);
         assert_eq!(room[..100], [number; 100]);
     }
-    // What does not fit is lost, which a message tells.
+    // Bytes that do not fit are lost, which a flag of the message reports.
     for (room, cut) in [(100, 0), (60, libc::MSG_TRUNC)] {
         assert_eq!(send(client, &[7; 100]), 100);
         let mut bytes = [0_u8; 100];
@@ -175,7 +175,7 @@ fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
             iov_base: bytes.as_mut_ptr().cast(),
             iov_len: room,
         };
-        // SAFETY: zero is a value of it; the part is as long as it says.
+        // SAFETY: zeros are a value of the structure, and the part has the given length.
         let (received, flags) = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
@@ -193,7 +193,7 @@ fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
     };
     let why = std::io::Error::last_os_error().raw_os_error();
     assert_eq!((sent, why), (-1, Some(libc::EAFNOSUPPORT)));
-    // Who waits while the socket is closed is told.
+    // Closing the socket ends a call that waits for it.
     let (tell, told) = mpsc::channel();
     let waiter = thread::spawn(move || {
         tell.send(own_thread()).unwrap();

@@ -7,7 +7,7 @@ use test_kit::waiting::PATIENCE;
 
 use crate::program::{compile, must_print};
 
-/// At an address that no other test has.
+/// No other test uses this address.
 const DEVICES: &str = r#"
 [[device]]
 name = "ib0"

@@ -9,11 +9,11 @@ use test_kit::waiting::PATIENCE;
 use crate::program::{compile, must_print};
 use crate::symbols::every_symbol;
 
-/// Calls in each round, of which the program makes several. `POLYVERBS_HOSTILE_CALLS` says how many instead.
+/// Calls in each round, of which the program makes several. `POLYVERBS_HOSTILE_CALLS` replaces the number.
 const CALLS: &str = "1500";
 const ROUNDS: &str = "4";
 
-/// On a device at an address that no other test has. The program reads the exported symbols from a file and calls each.
+/// Runs the program, which reads the exported symbols from a file and calls each, on a device at an address of its own.
 #[track_caller]
 fn no_call_ends_the_process(seed: &str, device: &str) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

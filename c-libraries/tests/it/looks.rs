@@ -9,7 +9,7 @@ use crate::program::compile;
 #[test]
 fn each_way_to_look_below_sys_and_dev_sees_the_devices() {
     let program = compile("looks");
-    // What the kernel reports of it has no symbolic links.
+    // The kernel reports paths without symbolic links.
     let root = program
         .parent()
         .unwrap()

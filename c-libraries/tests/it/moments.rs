@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::program::{compile, must_print};
 
-/// At an address that no other test has.
+/// No other test uses this address.
 const DEVICES: &str = r#"
 [[device]]
 name = "ib0"
@@ -17,7 +17,7 @@ address = "127.0.59.1"
 fn all_is_well(part: &str) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| compile("moments"));
-    // The trace is of interest to one part, and none is changed by it.
+    // One part tests the trace, and the others work with it too.
     let trace = program.with_file_name(format!("{part}.trace"));
     let devices = format!("trace = {trace:?}\n{DEVICES}");
     must_print(

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Compiles `tests/NAME.c`. The program is in a folder of its own, with the library that it is linked with.
+/// Compiles `tests/NAME.c` into a folder of its own, with the library with which the program is linked.
 pub(crate) fn compile(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -22,7 +22,7 @@ pub(crate) fn compile(name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program with these devices. It must succeed and print this and nothing else. Returns what it writes to standard error.
+/// Runs a program with these devices. It must succeed and print exactly `text`. Returns its standard error.
 #[track_caller]
 pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text: &str) -> String {
     let ran = Command::new(program)

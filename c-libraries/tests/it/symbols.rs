@@ -1,5 +1,5 @@
-//! The symbols of the library, each with its version, are those of Debian's two libraries, and what libraries of providers
-//! that perftest of Debian 13 is linked with ask for beside them.
+//! The symbols of the library, each with its version, are those of Debian's two libraries, and those that the provider
+//! libraries import with which perftest of Debian 13 is linked.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use object::Endianness;
 use object::elf::{FileHeader64, SHN_ABS, SHN_UNDEF, SHT_DYNSYM};
 use object::read::elf::{FileHeader as _, Sym as _};
 
-/// What the library exports, each symbol with its version as a linker writes it: `@@` before the one that programs get.
+/// The exported symbols, each with its version as a linker writes it: `@@` before the default version.
 fn exported(library: &[u8]) -> BTreeSet<String> {
     let header = FileHeader64::<Endianness>::parse(library).unwrap();
     let endian = header.endian().unwrap();
@@ -49,7 +49,8 @@ fn every_symbol_has_the_version_that_programs_ask_for() {
     let exported = exported(&std::fs::read(test_kit::libraries::built()).unwrap());
     let mut wanted: BTreeSet<String> = every_symbol().lines().map(str::to_owned).collect();
     assert_eq!(wanted.len(), 249);
-    // Of the C library, for programs that are linked already; and two of them for the library that `polyverbs run` preloads.
+    // Functions that replace the C library's in programs that are linked already, and two for the library that
+    // `polyverbs run` preloads.
     let interposed = [
         "close",
         "dup2",

@@ -2,7 +2,7 @@
 
 use crate::program::{compile, must_print};
 
-// At an address that no machine has.
+// No machine has this address.
 #[test]
 fn a_device_that_cannot_be_opened_is_reported_once() {
     let devices = "[[device]]\nname = \"ib0\"\naddress = \"192.0.2.1\"\n";

@@ -11,7 +11,7 @@ fn a_device_is_idle_unless_it_tries_a_message_again() {
     let rig = simulated.rig(device, &[]).unwrap();
     let pair = rig.rc().unwrap();
     // Memory that another test has released may still wait for a thread that reads it: no device is idle meanwhile.
-    rig.until("the end of what others do", || device.ops().is_idle())
+    rig.until("an idle device", || device.ops().is_idle())
         .unwrap();
     // The responder has no receive, so the requester sends the message again later.
     let message = rig.scratch.sge(0, 8).unwrap();

@@ -1,4 +1,4 @@
-//! What cannot be tried in the surroundings of a device is no mismatch, on any page.
+//! A feature that cannot be probed in the environment of a device is no mismatch, on any page.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use polyverbs_sim::DatagramLink;
 
 use crate::Simulated;
 
-/// Checks that nothing of `ib0` is a mismatch, and that what needs a peer is not verifiable for this reason.
+/// Checks that no feature of `ib0` is a mismatch, and that those that need a peer are not verifiable for this reason.
 fn check(matrix: &Matrix, reason: &str) {
     let wrong: Vec<_> = matrix
         .mismatches()

@@ -1,5 +1,5 @@
-/* A library that is loaded before the C library. A function that FAILS names fails: fsync of a file, fsync of a folder, or, as long as
- * the file is there that FAILS_WHILE names, pthread_create, which then writes a byte to that file. */
+/* A library that is loaded before the C library. FAILS names the function that fails: fsync-file or fsync-folder. While the
+ * file exists that FAILS_WHILE names, pthread_create fails and writes a byte to that file. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

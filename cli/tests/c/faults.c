@@ -1,4 +1,4 @@
-// Handles faults of its own, while a peer writes to registered memory that is protected. It is built with each sanitizer.
+// Handles faults itself while a peer writes to registered memory that is protected. It is built with each sanitizer.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>

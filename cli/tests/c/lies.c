@@ -1,18 +1,17 @@
-/* A library in front of another. With LIES=hides_windows it does not say that a device has windows of type 2B, which it has;
- * with LIES=has_no_srq no shared receive queue can be made, although the device says how many there may be; with
- * LIES=overtakes the completion of a read comes when no other is left, and so behind those of later requests, as over
- * Linux's siw. */
+/* A library in front of libibverbs. With LIES=hides_windows devices do not claim their memory windows of type 2B; with
+ * LIES=has_no_srq ibv_create_srq fails, although devices report a maximum of SRQs; with LIES=overtakes the completion of a
+ * read is returned when no other is left, and so after those of later requests, as over Linux's siw. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Of struct ibv_context: where its table of functions is, and a place in that. */
+/* Offset of the table of functions in struct ibv_context, and an index in that table. */
 enum { OPS = 8, POLL_CQ = 11 };
-/* Of struct ibv_wc: its size, where its opcode is, and one of these. */
+/* Size of struct ibv_wc, the offset of its opcode, and one opcode. */
 enum { WC = 48, OPCODE = 12, RDMA_READ = 2 };
-/* Of struct ibv_device_attr: where its device_cap_flags are, and a bit of them. */
+/* Offset of device_cap_flags in struct ibv_device_attr, and one of the flags. */
 enum { DEVICE_CAP_FLAGS = 116, MEM_WINDOW_TYPE_2B = 1 << 24 };
 
 static int lies(const char *which)
@@ -44,7 +43,7 @@ void *ibv_create_srq(void *pd, void *init)
 }
 
 static int (*poll)(void *, int, unsigned char *);
-/* Of one queue: programs that are told lies read into no other. */
+/* The late completions of one queue: the tested programs complete reads in no other. */
 static unsigned char late[64][WC];
 static int count;
 static void *of;

@@ -42,7 +42,7 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-// What the device counts follows from the file and the pieces, whatever the transport.
+// The length and the pieces determine the device's counters, for every transport.
 fn assert_counters(report: &Value, length: u64, piece: u64) {
     let windows = length.div_ceil(WINDOW);
     let last = length % WINDOW;
@@ -52,7 +52,7 @@ fn assert_counters(report: &Value, length: u64, piece: u64) {
         ("reads", pieces),
         ("local_invalidates", pieces),
         ("sends_with_invalidate", windows),
-        // Each window is announced; both sides say when it is over.
+        // One message announces each window; each side sends one at the end.
         ("sends", windows + 2),
         ("receives", 2 * windows + 2),
         ("writes", 0),

@@ -1,4 +1,4 @@
-//! `polyverbs dissect`: captures of Linux's drivers, and what is wrong with others.
+//! `polyverbs dissect`: captures of Linux's drivers, and captures with faults.
 
 use std::path::{Path, PathBuf};
 

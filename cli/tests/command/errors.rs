@@ -1,4 +1,4 @@
-//! What goes wrong gets one line that says what, and a status that is not zero.
+//! Each failure has an exit status other than zero and prints one line with the reason.
 
 use super::network::Server;
 use super::{DEVICES, Folder, complaint, run};

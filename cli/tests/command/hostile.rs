@@ -1,6 +1,6 @@
-//! Peers that are silent, send rubbish or are many, and servers that are killed: nothing is lost, and the others are served.
+//! Peers that are silent, send rubbish or are many, and killed servers: no file is lost, and other clients are served.
 //!
-//! `POLYVERBS_RUNS=50` makes 1,000 clients of each kind and files of 100 MB, and kills 200 servers: what `.ci/run` asks for.
+//! `.ci/nightly` sets `POLYVERBS_RUNS=50`: 1,000 clients of each kind, files of 100 MB, and 200 killed servers.
 
 use std::any::Any;
 use std::fs;
@@ -26,19 +26,19 @@ use super::network::{DEVICES, Running, Server, arrives, names, next, path};
 use super::stored::failing;
 use super::{Folder, complaint, text};
 
-/// How often more than a few times.
+/// The factor by which a longer run multiplies the number of clients, killed servers and bytes.
 fn runs() -> usize {
     std::env::var("POLYVERBS_RUNS").map_or(1, |runs| runs.parse().unwrap())
 }
 
-/// Whoever speaks to a server without `polyverbs put`.
+/// A client that sends its own messages to a server, without `polyverbs put`.
 struct Client {
     pd: Pd,
     cq: Cq,
     connector: Connector,
 }
 
-/// A queue pair of it, connected as far as it goes for as long as this is there.
+/// A queue pair of a client with its accepted or completed connection, which dropping this ends.
 struct Line {
     qp: Qp,
     connected: Box<dyn Any + Send>,
@@ -56,7 +56,7 @@ impl Client {
         }
     }
 
-    /// Asks, and does not go on when it is let in.
+    /// Requests a connection and does not complete it after the server has accepted.
     fn ask(&self, to: SocketAddr) -> Result<Line, ConnectError> {
         let (qp, accepted) = self.begin(to, b"")?;
         let connected = Box::new(accepted);
@@ -66,7 +66,7 @@ impl Client {
     fn begin(&self, to: SocketAddr, says: &[u8]) -> Result<(Qp, Accepted), ConnectError> {
         let options = QpOptions::rc(&self.cq).max_send_wr(4).max_recv_wr(4);
         let qp = self.pd.create_qp(options.max_inline_data(64)).wait()?;
-        // The server looks by a write of nothing whether its peer is there.
+        // The server probes its peer with writes of zero bytes, which need these rights.
         let rights = PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
         let options = ConnectionOptions::new().path(rights);
         let asked = self.connector.request(&qp, to, options.private_data(says));
@@ -82,24 +82,24 @@ impl Client {
 
 impl Line {
     fn say(&self, message: &[u8]) {
-        // The server may have ended it.
+        // Posting fails if the server has ended the connection.
         let _ = self.qp.post_one(wr::Send::new(message));
     }
 
     /// Ends a connection that was completed.
     fn end(self) {
         let connection = self.connected.downcast::<Connection>().unwrap();
-        // The server may have ended it.
+        // The call fails if the server has ended the connection.
         let _ = connection.disconnect().wait();
     }
 }
 
-/// What `put` begins with.
+/// The first message of `put`.
 fn file_message(name: &str) -> Vec<u8> {
     [&3u32.to_be_bytes()[..], name.as_bytes()].concat()
 }
 
-/// What `put` says of memory that it lends.
+/// The message of `put` that lends a window of its memory to the server.
 fn window(at: [u8; RemoteAddress::BYTES], offset: u64, length: u32) -> Vec<u8> {
     let mut message = 1u32.to_be_bytes().to_vec();
     message.extend(at);
@@ -109,7 +109,7 @@ fn window(at: [u8; RemoteAddress::BYTES], offset: u64, length: u32) -> Vec<u8> {
     message
 }
 
-/// What `perf write-latency` asks for.
+/// The private data with which `perf write-latency` requests a connection.
 fn measurement(size: u32) -> Vec<u8> {
     [&b"polyprf2"[..], &[1], &size.to_be_bytes()].concat()
 }
@@ -139,7 +139,7 @@ fn silent_clients_give_way_to_those_that_send() {
         let mut server = Server::new(device, "127.0.24.20:0", &["--max-connections", "4"]);
         let (client, to) = (Client::new(device, "127.0.24.21"), address(&server.address));
         let lines = [(); 2].map(|()| client.connect(to, b"").unwrap());
-        // Of the same address.
+        // The sending client has the same address, so that it competes for the same places.
         arrives(&mut server, device, 5000, &["--from", "127.0.24.21"]);
         drop(lines);
     }
@@ -172,11 +172,11 @@ fn a_silent_client_is_let_go_after_a_while() {
 }
 
 #[test]
-fn one_address_has_half_of_the_places_and_a_refused_client_says_why() {
+fn one_address_gets_half_of_the_places_and_then_the_reason() {
     let folder = Folder::new();
     let (large, small) = (folder.endless(), folder.file(5000));
     for device in DEVICES {
-        // In small pieces, so that little is written.
+        // With small pieces the transfer is slow and writes little.
         let more = ["--max-connections", "2", "--piece", "1k"];
         let mut server = Server::new(device, "127.0.24.26:0", &more);
         let to = [&server.address, "--device", device, "--from", "127.0.24.27"];
@@ -194,7 +194,7 @@ fn one_address_has_half_of_the_places_and_a_refused_client_says_why() {
 }
 
 #[test]
-fn a_thread_that_is_not_to_be_had_ends_no_server() {
+fn a_server_outlives_a_thread_that_cannot_be_created() {
     for device in DEVICES {
         let folder = Folder::new();
         let (file, fails, mark) = (folder.file(5000), failing(&folder), folder.path("mark"));
@@ -205,7 +205,7 @@ fn a_thread_that_is_not_to_be_had_ends_no_server() {
         let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
         until(|| fs::metadata(&mark).unwrap().len() > 0);
         fs::remove_file(&mark).unwrap();
-        // It was refused, and asks again.
+        // The client was refused at first, and has asked again.
         assert_eq!(put.end(), (true, String::new()));
         assert_eq!(server.process.end(), (true, String::new()));
     }
@@ -215,7 +215,7 @@ fn unfinished(server: &Server) -> PathBuf {
     server.folder.path("stored/.polyverbs-unfinished")
 }
 
-/// How much there is of files that are not finished.
+/// The number of bytes in unfinished files.
 fn unfinished_bytes(server: &Server) -> u64 {
     let parts = fs::read_dir(unfinished(server))
         .into_iter()
@@ -247,7 +247,7 @@ fn unfinished_files_have_so_many_bytes_together_at_most() {
         let told = complaint(&["put", path(&file), &server.address, "--device", device]);
         let reason = "unfinished files may have 10000 bytes together there";
         assert!(told.contains(reason), "{told}");
-        // What is finished counts no more.
+        // Finished files no longer count.
         for _ in 0..2 {
             arrives(&mut server, device, 5000, &[]);
         }
@@ -257,7 +257,7 @@ fn unfinished_files_have_so_many_bytes_together_at_most() {
     }
 }
 
-// The server fails while it reads from the client.
+// The server reaches its limit while it reads from the client.
 #[test]
 fn each_client_without_room_is_sent_the_reason() {
     let folder = Folder::new();
@@ -291,7 +291,7 @@ fn messages_out_of_turn_end_their_own_connection_only() {
             vec![b"rubbish".to_vec()],
             vec![file_message("../file")],
             vec![file_message("")],
-            // They would have a hole, or parts that no digest is of.
+            // These files would have a hole, or parts that the digest does not cover.
             vec![
                 file_message("far"),
                 window(readable, 1 << 30, 100),
@@ -317,19 +317,19 @@ fn messages_out_of_turn_end_their_own_connection_only() {
             folder,
             ..
         } = server;
-        // One line of each, and then the server need not wait for its peer to end the connection.
+        // The server prints one line for each, so it has noticed all faults before the clients disconnect.
         let mut told = BufReader::new(process.0.stderr.take().unwrap()).lines();
         let complaints: Vec<_> = told.by_ref().take(lines.len()).collect();
         assert_eq!(complaints.len(), lines.len(), "{complaints:?}");
         lines.into_iter().for_each(|line| line.end());
-        assert_eq!(told.count(), 1, "how many files did not arrive");
+        assert_eq!(told.count(), 1, "the line with the number of missing files");
         assert_eq!(names(&folder.path("stored")), ["file"]);
     }
 }
 
-/// A listener that refuses, and says what a terminal would obey.
+/// The listener rejects with a reason that contains escape sequences.
 #[test]
-fn what_a_server_says_is_no_command_to_a_terminal() {
+fn a_refusal_is_printed_without_control_characters() {
     for device in DEVICES {
         let client = Client::new(device, "127.0.24.32");
         let listener = client
@@ -369,7 +369,7 @@ fn a_listener_is_at_rest_while_its_peer_does_nothing() {
             .unwrap();
         let process = &listener.process;
         let (used, paused) = (process.processor_time(), pauses(&process.0));
-        // A thread that polls all the time uses seconds until the others have paused so often.
+        // If a thread polled without pause, it would use seconds until the others have slept this often.
         until(|| pauses(&process.0) >= paused + 40);
         let used = process.processor_time() - used;
         assert!(used < Duration::from_millis(200), "{device}: {used:?}");
@@ -379,7 +379,7 @@ fn a_listener_is_at_rest_while_its_peer_does_nothing() {
 /// How often the threads of a process have gone to sleep.
 fn pauses(process: &Child) -> usize {
     let threads = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
-    // One may end meanwhile.
+    // A thread may end between the listing and the read.
     let texts =
         threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("status")).ok());
     texts
@@ -402,14 +402,14 @@ fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
             large.ends_with("refused: it has no memory left for measurements of that size"),
             "{large}"
         );
-        // Its place is free a moment after it has been told.
+        // The client gets the refusal a moment before its place is free.
         until(|| super::run(&perf("512k", "127.0.24.36")).status.success());
-        // One that has not completed the connection may not exist, and has no memory that others need.
+        // A peer that has not completed its connection may be forged, so it keeps no memory from others.
         let unproven = Client::new(device, "127.0.24.38");
         let asked = unproven.begin(address(to), &measurement(1 << 20)).unwrap();
         text(&perf("512k", "127.0.24.36"));
         drop(asked);
-        // One that does nothing has the place of its address, and gives way when it is asked for.
+        // An idle peer has the one place of its address, and gives way to the next request.
         let client = Client::new(device, "127.0.24.37");
         let line = client.connect(address(to), &measurement(8)).unwrap();
         let refused = complaint(&perf("512k", "127.0.24.37"));
@@ -424,7 +424,7 @@ fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
 }
 
 #[test]
-fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
+fn a_killed_server_keeps_confirmed_files_and_no_partial_ones() {
     let seed = std::env::var("POLYVERBS_SEED").map_or_else(
         |_| RandomState::new().hash_one(()),
         |seed| seed.parse().unwrap(),
@@ -449,9 +449,9 @@ fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
             let is_time = match moment {
                 0 => unfinished(&server).exists(),
                 1 => unfinished_bytes(&server) > part,
-                // The file is about to take its name.
+                // The file is complete and about to be renamed.
                 2 => unfinished_bytes(&server) == length,
-                // The client has the answer of the server.
+                // The server has answered the client.
                 _ => false,
             };
             is_time || put.0.try_wait().unwrap().is_some()
@@ -463,10 +463,10 @@ fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
         server.lines.read_to_string(&mut said).unwrap();
         let is_said = succeeded || said.ends_with('\n');
         match fs::read(within.join("file")) {
-            Ok(there) => assert!(there == bytes, "a part of it, {} bytes", there.len()),
-            Err(error) => assert!(!is_said, "{error}, and said to be stored: {said}"),
+            Ok(there) => assert!(there == bytes, "a partial file of {} bytes", there.len()),
+            Err(error) => assert!(!is_said, "{error}, but confirmed: {said}"),
         }
-        // In some runs there is one to be replaced.
+        // In the other runs the server has to replace a file.
         if random.next().is_multiple_of(2) {
             let _ = fs::remove_file(within.join("file"));
         }
@@ -477,7 +477,7 @@ fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
     until(|| server.stored() == ["file"]);
 }
 
-/// What a server occupies.
+/// The resources that a server occupies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Occupied {
     descriptors: usize,
@@ -488,7 +488,7 @@ struct Occupied {
 impl Occupied {
     fn by(process: &Child) -> Self {
         let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
-        // One may be closed meanwhile.
+        // A descriptor may be closed between the listing and the read.
         let targets = descriptors.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
         let targets: Vec<_> = targets.map(|target| target.display().to_string()).collect();
         let table = fs::read_to_string(format!("/proc/{}/net/unix", process.id())).unwrap();
@@ -503,7 +503,7 @@ impl Occupied {
         }
     }
 
-    /// What a server occupies while it serves no peer, once serving another client by `serve` no longer adds to it.
+    /// The resources of a server without peers, after serving clients by `serve` until that no longer adds any.
     fn settled(process: &Child, serve: impl Fn()) -> Self {
         let mut found = Vec::new();
         until_some(|| {
@@ -524,7 +524,7 @@ impl Occupied {
     }
 }
 
-/// How many threads of a server serve peers: all without a name of their own, but the first.
+/// The number of threads of a server that serve peers: these have the name of the process, as its first thread does.
 fn serving(process: &Child) -> usize {
     let threads = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
     let names =
@@ -532,7 +532,7 @@ fn serving(process: &Child) -> usize {
     names.filter(|name| name == "polyverbs\n").count() - 1
 }
 
-/// A number of the status of a process; of memory, in KiB.
+/// A number in the status of a process; memory is in KiB.
 fn status(process: &Child, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     field(&status, name)
@@ -544,7 +544,7 @@ fn field(status: &str, name: &str) -> usize {
     number.map(|word| word.parse().unwrap()).next().unwrap()
 }
 
-/// So many that transfer a file each, at one time, however often they are asked to come again.
+/// Transfers all files at the same time, each by a client that repeats its request while the server is busy.
 fn put_all(files: &[PathBuf], to: &str, device: &str) {
     let more = ["--from", "127.0.24.43", "--timeout", "300"];
     let running = files.iter().map(|file| {
@@ -556,7 +556,7 @@ fn put_all(files: &[PathBuf], to: &str, device: &str) {
     }
 }
 
-/// Each kind of silence, and of rubbish, in turn; what is to be kept of it.
+/// Makes client `number` silent or noisy, each kind in turn. The result keeps its connection open.
 fn disturb(client: &Client, to: SocketAddr, number: usize, rubbish: &[u8]) -> Option<Box<dyn Any>> {
     let line = |line: Result<Line, ConnectError>, says: &[u8]| {
         let line = line.ok()?;
@@ -564,14 +564,14 @@ fn disturb(client: &Client, to: SocketAddr, number: usize, rubbish: &[u8]) -> Op
         Some(Box::new(line) as _)
     };
     match number % 6 {
-        // Silent.
+        // Silent clients.
         0 => client.ask(to).ok().map(|line| Box::new(line) as _),
         1 => client.connect(to, b"").ok().map(|line| Box::new(line) as _),
         2 => line(
             client.connect(to, b""),
             &file_message(&format!("silent-{number}")),
         ),
-        // Rubbish.
+        // Clients that send rubbish.
         3 => line(client.connect(to, b""), rubbish),
         4 => line(client.connect(to, rubbish.get(..40)?), &[3, 0, 0, 0]),
         _ => {
@@ -585,7 +585,7 @@ fn disturb(client: &Client, to: SocketAddr, number: usize, rubbish: &[u8]) -> Op
 }
 
 #[test]
-fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
+fn silent_and_noisy_clients_hold_up_no_transfer() {
     let (disturbers, length) = (40 * runs(), 2_000_000 * runs());
     let folder = Folder::new();
     let files = (0..8).map(|number| {
@@ -598,7 +598,7 @@ fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
     for device in DEVICES {
         let mut server = Server::new(device, "127.0.24.41:0", &[]);
         let (to, clients) = (address(&server.address), clients(device));
-        // What it says is read, so that it can go on.
+        // The output of the server is read, because a full pipe would stop the server.
         let stderr = server.process.0.stderr.take().unwrap();
         let readers = [
             thread::spawn(move || drop(std::io::read_to_string(stderr))),
@@ -623,19 +623,19 @@ fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
                         most_threads.fetch_max(status(process, "Threads"), Ordering::Relaxed);
                         come.send(()).unwrap();
                     }
-                    // All stay until the files have arrived.
+                    // All clients stay connected until the files have arrived.
                     let _ = leaves.recv();
                 });
                 leave
             });
             let leave: Vec<_> = leave.collect();
-            // The files begin when a tenth of the others are there.
+            // The transfers begin when a tenth of the disturbing clients have come.
             comes.iter().take(disturbers / 10).count();
             put_all(&files, &server.address, device);
             comes.iter().take(disturbers - disturbers / 10).count();
             drop(leave);
         });
-        // The places, and threads that there are without them.
+        // 64 places have a thread each.
         let threads = most_threads.into_inner();
         assert!(
             threads <= before.threads + 64,
@@ -659,7 +659,7 @@ fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
     }
 }
 
-/// Xorshift.
+/// A xorshift generator.
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! Ctrl-C leaves nothing half-made, and what was done is told.
+//! Ctrl-C leaves no partial file, and the command reports how far it came.
 
 use std::io::{BufRead as _, BufReader};
 
@@ -9,7 +9,7 @@ use super::Folder;
 use super::network::{Running, Server, names, path};
 
 impl Running {
-    /// Waits until it takes signals.
+    /// Waits until the process handles signals.
     fn takes_signals(&self) {
         let status = format!("/proc/{}/status", self.0.id());
         until(|| {
@@ -22,7 +22,7 @@ impl Running {
         });
     }
 
-    /// Its status, and its standard error.
+    /// Sends the signal; returns the exit status and the standard error.
     fn interrupt(self, signal: Signal) -> (Option<i32>, String) {
         kill_process(Pid::from_raw(self.0.id() as i32).unwrap(), signal).unwrap();
         let (status, stderr) = self.status();
@@ -87,7 +87,7 @@ fn an_interrupted_put_leaves_no_file_on_either_side() {
         };
         assert!(told.ends_with(expected), "{told}");
         assert!(!told.contains("1.00 TiB of"), "{told}");
-        // The server hears of the end, and has nothing left.
+        // The server notices the end and removes its partial file.
         until(|| names(&within.path("stored")).is_empty());
     }
 }
@@ -103,7 +103,7 @@ fn an_interrupted_capture_has_what_was_captured() {
     let mut lines = BufReader::new(running.0.stdout.take().unwrap());
     while !line.contains("answers") {
         line.clear();
-        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it has ended");
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "the command ended");
     }
     running.interrupt(Signal::INT);
     let told = super::text(&["dissect", path(&packets)]);
@@ -115,7 +115,7 @@ fn an_interrupt_ends_measurements_and_probes_at_once() {
     let folder = Folder::new();
     let page = folder.path("page");
     std::fs::write(&page, "old").unwrap();
-    // The probes of devices of a library take seconds: each of these waits a while for what must not happen.
+    // The probes of devices of a library take seconds: many of them wait a while to see that an event does not happen.
     let library = test_kit::libraries::built();
     let library = [("POLYVERBS_RDMA_CORE", path(&library))];
     let verify = ["matrix", "--verify", "--provider", "libibverbs"];

@@ -32,7 +32,7 @@ fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
         .unwrap()
 }
 
-/// What a run that succeeds prints.
+/// Runs the command, which must succeed; returns its standard output.
 #[track_caller]
 fn text<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     let Output {
@@ -57,7 +57,7 @@ fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
     serde_json::from_str(&text(arguments)).unwrap()
 }
 
-/// The one line of a run that fails.
+/// Runs the command, which must fail; returns its only line of standard error.
 #[track_caller]
 fn complaint<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     let Output {
@@ -72,7 +72,7 @@ fn complaint<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     stderr.trim_end().to_owned()
 }
 
-/// A folder that is gone when this is.
+/// A temporary folder, which dropping removes.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -84,7 +84,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A file of `length` bytes without a pattern.
+    /// A file of `length` pseudo-random bytes.
     fn file(&self, length: usize) -> PathBuf {
         let path = self.path("file");
         let mut state = 0x2545_f491_4f6c_dd1du64;
@@ -98,7 +98,7 @@ impl Folder {
         path
     }
 
-    /// A file that occupies nothing, and that no transfer comes to the end of: it has 1 TiB.
+    /// A sparse file of 1 TiB, too long for a transfer to finish.
     fn endless(&self) -> PathBuf {
         let path = self.path("endless");
         File::create(&path).unwrap().set_len(1 << 40).unwrap();

@@ -15,7 +15,7 @@ use super::{Folder, complaint, json, text};
 /// Devices that reach other processes.
 pub(super) const DEVICES: [&str; 2] = ["ib0", "iw0"];
 
-/// A process that is gone when this is.
+/// A process, which dropping kills.
 pub(super) struct Running(pub(super) Child);
 
 impl Running {
@@ -31,20 +31,20 @@ impl Running {
         Self(command.spawn().unwrap())
     }
 
-    /// Whether the process succeeds, and its standard error.
+    /// Waits for the end of the process; returns whether it succeeded, and its standard error.
     pub(super) fn end(self) -> (bool, String) {
         let (status, stderr) = self.status();
         (status.success(), stderr)
     }
 
-    /// How the process ends, and its standard error.
+    /// Waits for the end of the process; returns its status and its standard error.
     pub(super) fn status(mut self) -> (ExitStatus, String) {
         let status = test_kit::waiting::until_some(|| self.0.try_wait().unwrap());
         let stderr = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
         (status, stderr)
     }
 
-    /// The time that it has used of a processor.
+    /// The processor time that the process has used.
     pub(super) fn processor_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         let (_, fields) = stat.rsplit_once(") ").unwrap();
@@ -73,7 +73,7 @@ impl Server {
         Self::within(Folder::new(), device, address, more, &[])
     }
 
-    /// It stores in `stored`, within the folder.
+    /// Starts a server that stores files in `stored`, within the folder.
     pub(super) fn within(
         folder: Folder,
         device: &str,
@@ -103,7 +103,7 @@ impl Server {
     }
 }
 
-/// What is in a folder.
+/// The names of the files in a folder.
 pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
@@ -164,7 +164,7 @@ fn link_faults_are_recovered() {
     let faults = ["--fault", "drop=1%,reorder=1%,corrupt=0.1%,seed=3"];
     let mut server = Server::new("ib0", "127.0.31.1:0", &faults);
     let report = arrives(&mut server, "ib0", 8 << 20, &faults);
-    // The server asks again, or this side sends again.
+    // A lost packet costs a NAK of the server, or a retransmission by this side.
     let counted = |name: &str| report["counters"][name].as_u64().unwrap();
     let repaired = counted("retransmissions") + counted("duplicates") + counted("naks");
     assert_ne!(repaired, 0, "{report:#}");
@@ -240,7 +240,7 @@ fn ping_finds_a_device_of_another_process() {
                 );
                 assert!(lines[2].starts_with("2 asked, 2 answered: min "), "{told}");
             }
-            // No program has heard of it: the server still waits for its one file.
+            // The device has answered, not the program: the server still waits for its one file.
             let mut server = server;
             arrives(&mut server, device, 1, &[]);
             assert_eq!(server.process.end(), (true, String::new()));
@@ -249,7 +249,7 @@ fn ping_finds_a_device_of_another_process() {
 }
 
 #[test]
-fn ping_finds_the_device_of_a_process_whose_predecessor_at_the_address_is_gone() {
+fn ping_finds_the_device_after_the_first_process_has_ended() {
     for device in DEVICES {
         let first = Server::new(device, "127.0.45.41:0", &[]);
         let _second = Server::new(device, "127.0.45.41:0", &[]);
@@ -263,12 +263,12 @@ fn ping_finds_the_device_of_a_process_whose_predecessor_at_the_address_is_gone()
 fn a_device_answers_within_one_round_trip() {
     for device in DEVICES {
         let server = Server::new(device, "127.0.43.1:0", &[]);
-        // On a busy machine a request may be sent again before the device can answer the first one.
+        // On a busy machine a request may be repeated before the device can answer the first one.
         test_kit::waiting::until(|| a_first_request_is_answered(&server.address, device));
     }
 }
 
-/// Whether one of twenty pings was answered before its request was sent again.
+/// Whether one of twenty pings was answered before its request was repeated.
 fn a_first_request_is_answered(to: &str, device: &str) -> bool {
     let folder = Folder::new();
     let packets = folder.path("packets");
@@ -297,7 +297,7 @@ fn a_first_request_is_answered(to: &str, device: &str) -> bool {
 
 #[test]
 fn refusal_by_the_kernel_and_silence_mean_no_device() {
-    // At an address that no other test has.
+    // No other test uses this address.
     let other = TcpListener::bind("127.0.44.1:0").unwrap();
     let is_no_device = other.local_addr().unwrap().to_string();
     let expected = [
@@ -324,7 +324,7 @@ fn refusal_by_the_kernel_and_silence_mean_no_device() {
         assert!(!succeeded && told.contains(expected), "{told}");
         assert_eq!(told.lines().count(), 1, "{told}");
     }
-    // A socket that answers nothing.
+    // This socket does not answer.
     let _silent = std::net::UdpSocket::bind("127.0.44.2:4791").unwrap();
     let ping = [
         "ping",
@@ -412,7 +412,7 @@ fn a_capture_without_a_device_leaves_the_file_as_it_is() {
     let (file, packets) = (folder.file(5000), folder.path("packets"));
     fs::write(&packets, "of before").unwrap();
     for device in ["ib0", "iw0", "no0"] {
-        // No address of this machine.
+        // The source is no address of this machine, so that no device can be made.
         let ping = [
             "ping",
             "127.0.24.11",
@@ -513,7 +513,7 @@ fn every_measurement_is_made_between_processes() {
 
 #[test]
 fn a_measurement_fails_clearly_when_its_listener_is_killed() {
-    // Over both devices at one time: over InfiniBand it takes seconds until nothing was answered often enough.
+    // Over both devices at the same time: over InfiniBand it takes seconds until all retries have failed.
     let running = DEVICES.map(|device| {
         let listen = ["perf", "--listen", "127.0.41.1:0", "--device", device];
         let mut listening = Running::new(&[&listen[..], &["--json"]].concat());
@@ -524,7 +524,7 @@ fn a_measurement_fails_clearly_when_its_listener_is_killed() {
         (listening, Running::new(&[&perf[..], &endless].concat()))
     });
     let killed = running.map(|(listening, measuring)| {
-        // To connect takes less.
+        // Connecting takes less than that, so the measurement has begun.
         test_kit::waiting::until(|| measuring.processor_time() > Duration::from_millis(100));
         drop(listening);
         measuring

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::network::{DEVICES, Running, next, path};
 use super::{Folder, complaint, json, text};
 
-/// A command that says first where it is.
+/// A command whose first line is the address at which it listens.
 struct Listening {
     process: Running,
     lines: BufReader<ChildStdout>,
@@ -153,7 +153,7 @@ fn a_scope_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_host_that_is_not_there_is_missed() {
+fn an_absent_host_is_reported() {
     let ping = ["rds", "ping", "127.0.45.12", "--device", "ib0"];
     let asked = ["--count", "1", "--timeout", "0.05"];
     let output = super::run(&[&ping[..], &asked].concat());
@@ -182,7 +182,7 @@ fn requests_of_many_tasks_get_their_replies() {
         let _listener = Listening::new(&["stress", far, "--listen", "--tasks", "2"], device);
         let stress = ["rds", "stress", near, "--to", far, "--device", device];
         let shape = ["--tasks", "3", "--depth", "4", "--request-bytes", "20k"];
-        // More than can be under way at one time, and as long as that takes.
+        // More requests than can be outstanding at one time, and time enough for all of them.
         let more = ["--reply-bytes", "5000", "--count", "20", "--seconds", "300"];
         let figures = json(&[&stress[..], &shape, &more, &["--json"]].concat());
         assert_eq!(figures["replies"], 60, "{figures}");
@@ -203,7 +203,7 @@ fn faults_of_the_link_are_recovered() {
     ] {
         let folder = Folder::new();
         let (file, copy) = (folder.file(1 << 20), folder.path("copy"));
-        // One more than the file has: a receiver that had ended could not acknowledge what a reset has lost.
+        // One message more than the file has keeps the receiver running, to acknowledge messages again after a reset.
         let receive = ["receive", far, "--count", "257", "--to", path(&copy)];
         let receiver = Listening::new(&receive, device);
         let send = [
@@ -219,7 +219,7 @@ fn faults_of_the_link_are_recovered() {
         let last = ["rds", "send", "/dev/null", &receiver.address];
         text(&[&last[..], &["--from", near, "--device", device]].concat());
         let told = receiver.rest();
-        // The receiver has acknowledged each message before it has written it.
+        // The receiver acknowledges a message before it writes it, so the file is compared after the receiver's end.
         assert!(fs::read(&copy).unwrap() == fs::read(&file).unwrap());
         assert_eq!(
             told[256],
@@ -237,7 +237,7 @@ fn processes_at_one_address_send_and_receive_by_themselves() {
         ["127.0.45.30", "127.0.45.31"],
     ]) {
         let _first = Listening::new(&["receive", near], device);
-        // From the same address, and to and from another one.
+        // Senders and receivers at the same address, and at another one.
         for (from, at) in [(near, near), (far, near), (near, far)] {
             let receiver = Listening::new(&["receive", at, "--count", "5"], device);
             let send = [
@@ -278,7 +278,7 @@ fn messages_are_captured() {
 }
 
 #[test]
-fn what_is_wrong_with_rds_is_told_in_one_line() {
+fn errors_of_rds_commands_take_one_line() {
     let held = Listening::new(&["receive", "127.0.45.20:4001"], "ib0");
     for (arguments, expected) in [
         (&["ping", "127.0.45.20:7"][..], "not to a port"),

@@ -1,4 +1,4 @@
-//! The command on devices of a C library: ours, and one in front of it that lies.
+//! The command on devices of a C library: ours, and a library in front of it that makes wrong claims.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,18 +9,18 @@ use serde_json::Value;
 
 const POLYVERBS: &str = env!("CARGO_BIN_EXE_polyverbs");
 
-/// Runs the command where `library` is what the provider of real devices loads, with one device of ours behind it.
+/// Runs the command so that the provider of real devices loads `library`, which offers one of our devices.
 fn run(device: &str, library: &Path, lies: &str, arguments: &[&str]) -> Output {
     let mut run = Command::new(POLYVERBS);
     run.args(["run", "--device", device, "--", POLYVERBS]);
     run.args(arguments);
     run.env("POLYVERBS_RDMA_CORE", library).env("LIES", lies);
-    // What cargo sets for tests would come before the libraries.
+    // The folders that cargo sets for tests would come before the libraries.
     run.env_remove("LD_LIBRARY_PATH");
     run.output().unwrap()
 }
 
-/// A library that answers for the one of this workspace, and lies as `LIES` says.
+/// A library in front of this workspace's, with the wrong claim that `LIES` names.
 fn liar(folder: &Path) -> PathBuf {
     let honest = test_kit::libraries::built();
     std::os::unix::fs::symlink(&honest, folder.join("libibverbs.so")).unwrap();
@@ -36,7 +36,7 @@ fn liar(folder: &Path) -> PathBuf {
     liar
 }
 
-/// The cells of a device with this verdict, by feature: what each rests on.
+/// The reason of each cell of a device with this verdict, by feature.
 fn cells(output: &Output, device: &str, verdict: &str) -> BTreeMap<String, String> {
     let matrix: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
@@ -61,7 +61,7 @@ fn an_over_claim_and_a_hidden_feature_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let liar = liar(folder.path());
 
-    // At one time: most of it is waiting for what must not happen.
+    // The runs are parallel, since their probes mostly wait to see that an event does not happen.
     let [honest, over, hidden] = thread::scope(|scope| {
         let liar = &liar;
         ["", "has_no_srq", "hides_windows"]
@@ -76,7 +76,7 @@ fn an_over_claim_and_a_hidden_feature_are_found() {
     assert_eq!(found.keys().collect::<Vec<_>>(), ["SRQ"], "{found:?}");
 
     assert!(!hidden.status.success());
-    // What a device of neither kind has works as either.
+    // A type 2 window of a device that claims neither 2A nor 2B works as both.
     let found = mismatches(&hidden);
     let both = ["WINDOW_2A", "WINDOW_2B"];
     assert_eq!(found.keys().collect::<Vec<_>>(), both, "{found:?}");
@@ -86,7 +86,7 @@ fn an_over_claim_and_a_hidden_feature_are_found() {
 #[test]
 fn claims_of_a_device_without_an_address_are_not_verifiable() {
     const IW0: &str = "iw0@libibverbs";
-    // Both devices are at 127.0.0.1, where librdmacm finds the first.
+    // Both devices are at 127.0.0.1, for which librdmacm takes the first, so that `iw0` has no address of its own.
     let mut verify = Command::new(POLYVERBS);
     verify.args(VERIFY).args(["--device", IW0]);
     verify.env("POLYVERBS_RDMA_CORE", test_kit::libraries::built());
@@ -130,7 +130,7 @@ fn absent_devices_are_listed_with_the_reason() {
 
     devices.env("POLYVERBS_RDMA_CORE", "/no/such/library.so");
     let output = devices.output().unwrap();
-    assert!(!output.status.success(), "somebody has asked for it");
+    assert!(!output.status.success(), "the library was named");
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("/no/such/library.so: cannot open"), "{said}");
 }

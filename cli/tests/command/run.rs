@@ -1,5 +1,4 @@
-//! `polyverbs run` and `polyverbs install`, with libraries that do nothing: what programs do over the real ones is
-//! tests/peers' to show.
+//! `polyverbs run` and `polyverbs install`, with empty libraries: tests/peers runs programs over the real ones.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +9,7 @@ use std::process::{Command, Output};
 use super::stored::failing;
 use super::{Folder, complaint, run, text};
 
-/// The command as it is installed, in a folder that is gone when this is.
+/// The command installed in a temporary folder.
 struct Installed {
     folder: Folder,
 }
@@ -22,8 +21,8 @@ impl Installed {
         fs::create_dir_all(&bin).unwrap();
         fs::create_dir_all(&lib).unwrap();
         let (built, command) = (env!("CARGO_BIN_EXE_polyverbs"), bin.join("polyverbs"));
-        // A link where both are in one file system. Elsewhere another process copies: what this process writes cannot
-        // be run while a child that another test has just started still has it open.
+        // A link works within one file system. Otherwise another process copies the file: one that this process writes
+        // cannot be executed while a child that another test has just started still has it open.
         if fs::hard_link(built, &command).is_err() {
             let copied = Command::new("cp").arg(built).arg(&command).status();
             assert!(copied.unwrap().success());
@@ -49,7 +48,7 @@ impl Installed {
         let mut command = Command::new(self.folder.path("bin/polyverbs"));
         command
             .env("XDG_RUNTIME_DIR", self.folder.path(""))
-            // What cargo sets for tests.
+            // Cargo sets this for tests.
             .env_remove("LD_LIBRARY_PATH");
         command
     }
@@ -66,7 +65,7 @@ impl Installed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What programs have left in the folder of running programs.
+    /// The folders of programs that `run` has started.
     fn left(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.folder.path("")).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
@@ -190,7 +189,7 @@ fn a_program_sees_devices_below_sys_and_dev() {
         "1: CA",
     ];
     assert_eq!(told.lines().collect::<Vec<_>>(), expected);
-    // The library that does nothing takes nothing away: the next run does.
+    // The empty library does not remove the folder of its program; the next run does.
     assert_eq!(installed.left().len(), 1);
     installed.text(&["true"]);
     assert_eq!(installed.left().len(), 1);
@@ -345,7 +344,7 @@ fn the_command_installs_itself_with_its_libraries() {
                 > 1000
         );
     }
-    // Again, over what is there; and it runs from there, moved.
+    // A second installation replaces the first, and the installed command works from another folder.
     assert!(install.output().unwrap().status.success());
     assert_eq!(fs::read_dir(&lib).unwrap().count(), 4);
     let moved = installed.folder.path("moved");
@@ -360,7 +359,7 @@ fn the_command_installs_itself_with_its_libraries() {
 }
 
 #[test]
-fn what_is_installed_is_on_the_disk_before_it_takes_the_place_of_what_was_there() {
+fn an_installed_file_is_synced_before_it_replaces_the_old_one() {
     let installed = Installed::new();
     let prefix = installed.folder.path("elsewhere");
     let (fails, there) = (failing(&installed.folder), prefix.join("bin/polyverbs"));

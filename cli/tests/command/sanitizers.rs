@@ -30,7 +30,7 @@ fn run(program: &Path, address: &str, options: &[(&str, &str)]) -> Output {
     run.args(["run", "--device", &device, "--"]);
     run.arg(program).arg(address);
     run.envs(options.iter().copied());
-    // What cargo sets for tests would come before the libraries.
+    // The folders that cargo sets for tests would come before the libraries.
     run.env_remove("LD_LIBRARY_PATH");
     run.output().unwrap()
 }
@@ -46,7 +46,7 @@ fn is_well(ran: &Output) {
     assert_eq!(String::from_utf8_lossy(&ran.stderr), "", "{ran:?}");
 }
 
-/// The flags of each sanitizer, and of one whose runtime is part of the program.
+/// The flags of each sanitizer, also with its runtime linked statically.
 const SANITIZERS: &[&[&str]] = &[
     &[],
     &["-fsanitize=address"],

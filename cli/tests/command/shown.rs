@@ -1,4 +1,4 @@
-//! What is shown: devices, the matrix, plans, figures, the tour, help.
+//! The output of commands: devices, the matrix, plans, figures, the tour, help.
 
 #[cfg(debug_assertions)]
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A file is stored before anybody says so, and a server touches nothing but what it stores.
+//! A server confirms a file only when it is stored, and touches no file of others.
 
 use std::fs;
 use std::io::Read as _;
@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use super::network::{DEVICES, Running, Server, arrives, path};
 use super::{Folder, complaint, text};
 
-/// What is loaded before the C library has these functions fail.
+/// A library that is preloaded before the C library and makes some functions fail.
 pub(super) fn failing(folder: &Folder) -> PathBuf {
     let library = folder.path("fails.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/fails.c");
@@ -35,7 +35,7 @@ fn a_file_that_cannot_take_its_name_is_an_error_on_both_sides() {
             told.contains("the server does not store it: Is a directory"),
             "{told}"
         );
-        assert_eq!(server.stored(), ["file"], "nothing else is left");
+        assert_eq!(server.stored(), ["file"], "no other file is left");
         let Server { process, .. } = server;
         let (succeeded, told) = process.end();
         assert!(!succeeded && told.contains("Is a directory"), "{told}");
@@ -43,7 +43,7 @@ fn a_file_that_cannot_take_its_name_is_an_error_on_both_sides() {
 }
 
 #[test]
-fn a_file_is_on_the_disk_before_the_client_is_told() {
+fn a_file_is_synced_before_the_server_confirms_it() {
     let folder = Folder::new();
     let (file, fails) = (folder.file(5000), failing(&folder));
     for (device, what) in [("ib0", "fsync-file"), ("iw0", "fsync-folder")] {
@@ -59,7 +59,7 @@ fn a_file_is_on_the_disk_before_the_client_is_told() {
 }
 
 #[test]
-fn a_copy_is_on_the_disk_before_it_takes_the_place_of_its_target() {
+fn a_copy_is_synced_before_it_replaces_its_target() {
     let folder = Folder::new();
     let (file, fails, to) = (folder.file(5000), failing(&folder), folder.path("to"));
     fs::write(&to, "old").unwrap();
@@ -109,7 +109,7 @@ fn a_server_deletes_only_what_servers_have_left() {
 
 #[test]
 fn unfinished_files_are_in_a_folder_of_the_server_only() {
-    // What is there under that name is of somebody else.
+    // A link or file of the user has the name of that folder.
     for is_link in [false, true] {
         let within = Folder::new();
         let stored = within.path("stored");
@@ -160,7 +160,7 @@ fn a_file_beyond_the_limit_is_refused_with_the_reason() {
     }
 }
 
-/// What `name` shows where it is the name of a file, or said by a peer.
+/// A file name with control characters.
 const CLEARS: &str = "a\u{1b}[2Jb\u{9b}31mc\u{202e}d";
 
 #[track_caller]
@@ -173,7 +173,7 @@ fn is_plain(shown: &str) {
 }
 
 #[test]
-fn names_of_files_are_no_commands_to_a_terminal() {
+fn file_names_are_printed_without_control_characters() {
     let folder = Folder::new();
     let named = folder.path(CLEARS);
     fs::write(&named, "new").unwrap();
@@ -196,7 +196,7 @@ fn names_of_files_are_no_commands_to_a_terminal() {
         let mut told = String::new();
         lines.read_to_string(&mut told).unwrap();
         is_plain(&told);
-        assert!(stored.join(CLEARS).exists(), "it has its name all the same");
+        assert!(stored.join(CLEARS).exists(), "the file keeps its name");
     }
     let (missing, within) = (folder.path("no").join(CLEARS), folder.path(CLEARS));
     let (missing, file) = (path(&missing), path(&within));

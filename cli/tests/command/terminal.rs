@@ -1,4 +1,4 @@
-//! What is shown fits the terminal, and has no escape sequences where nobody wants them.
+//! Output fits the terminal, and has no escape sequences unless the terminal and the user want them.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,7 +8,7 @@ use nix::pty::{Winsize, openpty};
 
 use super::{Folder, run};
 
-/// What a command writes to a terminal of so many columns, on both of its outputs.
+/// The output and errors of a command on a terminal with so many columns.
 fn on_terminal(columns: u16, arguments: &[&str], environment: &[(&str, &str)]) -> String {
     let size = Winsize {
         ws_row: 24,
@@ -26,16 +26,16 @@ fn on_terminal(columns: u16, arguments: &[&str], environment: &[(&str, &str)]) -
     command.stdout(pty.slave.try_clone().unwrap());
     command.stderr(pty.slave);
     let mut child = command.spawn().unwrap();
-    // The descriptors in it would keep the terminal open.
+    // Its descriptors would keep the terminal open.
     drop(command);
     let mut shown = Vec::new();
-    // The end of a terminal is an error.
+    // Reading a terminal ends with an error.
     let _ = File::from(pty.master).read_to_end(&mut shown);
     child.wait().unwrap();
     String::from_utf8(shown).unwrap()
 }
 
-// Without what only changes colours.
+// Removes the escape sequences that change colours.
 fn plain(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -47,7 +47,7 @@ fn plain(text: &str) -> String {
 
 #[track_caller]
 fn assert_fits(text: &str, columns: usize) {
-    // A command line is left whole, so that it can be copied.
+    // A command line is not wrapped, so that it can be copied.
     let is_whole = |line: &str| line.starts_with("Usage: ");
     for line in plain(text).lines().filter(|line| !is_whole(line)) {
         let width = line.trim_end().chars().count();
@@ -89,7 +89,7 @@ fn tables_and_help_fit_the_terminal() {
             &["matrix", "--verify"],
             &["--help"],
         ] {
-            // Without a bar, which is written over itself.
+            // A progress bar is left out, because it overwrites itself.
             let text = on_terminal(columns, shown, &[("NO_COLOR", "1")]);
             assert!(!text.is_empty());
             assert_fits(&text, columns.into());
@@ -101,7 +101,7 @@ fn tables_and_help_fit_the_terminal() {
             );
         }
     }
-    // The lines that are left whole as well.
+    // Lines that are not wrapped fit too.
     for command in COMMANDS {
         let help = plain(&on_terminal(80, &help_of(command), &[]));
         assert!(

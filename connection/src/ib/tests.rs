@@ -1,4 +1,4 @@
-//! Two managers, a link between them that loses, doubles and reorders, and virtual time.
+//! Two managers in virtual time, and a link between them that loses, duplicates and reorders messages.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const SERVICE: u64 = 0x0106_1144;
 const NEAR: usize = 0;
 const FAR: usize = 1;
 
-/// Which messages get lost.
+/// Decides which messages are lost.
 type Loses = Box<dyn FnMut(usize, &Message) -> bool>;
 
 struct Pair {
@@ -87,7 +87,7 @@ impl Pair {
         }
     }
 
-    /// Takes out what has come out, and puts on the wire what is not lost.
+    /// Takes messages and events from the managers, and puts the messages that are not lost on the wire.
     fn collect(&mut self) {
         for end in [NEAR, FAR] {
             while let Some(message) = self.ends[end].poll_message() {
@@ -103,7 +103,7 @@ impl Pair {
         }
     }
 
-    /// Delivers what is on the wire, without time passing beyond that.
+    /// Delivers the messages on the wire, and those that answer them. No further time passes.
     fn settle(&mut self) {
         self.collect();
         while !self.wire.is_empty() {
@@ -119,7 +119,7 @@ impl Pair {
         self.ends[to].handle_message(now, from, message.transaction_id, &message.message);
     }
 
-    /// Lets time pass to the next thing that is due; answers whether there was one.
+    /// Lets time pass to the next timeout and handles it; returns whether there was one.
     fn step(&mut self) -> bool {
         self.settle();
         let due = self.ends.iter().filter_map(Manager::next_due).min();
@@ -137,7 +137,7 @@ impl Pair {
                 return;
             }
         }
-        panic!("it does not come to rest");
+        panic!("the managers do not become idle");
     }
 
     fn events(&mut self, end: usize) -> Vec<Event> {
@@ -158,7 +158,7 @@ impl Pair {
         id
     }
 
-    /// A request that has come, and what it says.
+    /// Requests a connection; returns its IDs at both ends, and the request as the far end has received it.
     fn asked(&mut self, qpn: u32) -> (CommId, CommId, Requested) {
         let near = self.ask(qpn);
         let Some(Event::Requested { id, request, .. }) = self.events(FAR).pop() else {
@@ -173,7 +173,7 @@ impl Pair {
         self.settle();
     }
 
-    /// Both numbers of a connection that is there.
+    /// Establishes a connection; returns its IDs at both ends.
     fn connected(&mut self, qpn: u32) -> (CommId, CommId) {
         let (near, far, request) = self.asked(qpn);
         self.reply(far, &request);
@@ -183,7 +183,7 @@ impl Pair {
         (near, far)
     }
 
-    /// A connection in this state: at which end, and its numbers there and at the other.
+    /// Makes a connection in this state; returns the end that has the state, and the IDs there and at the other end.
     fn in_state(&mut self, state: State) -> (usize, CommId, CommId) {
         let qpn = 0x11;
         let (near, far, request) = match state {
@@ -232,7 +232,7 @@ impl Pair {
             .unwrap();
         self.settle();
         let Some(Event::ResolutionRequested { id, .. }) = self.events(FAR).pop() else {
-            panic!("no question came");
+            panic!("no resolution was requested");
         };
         match state {
             State::SidrReqSent => (NEAR, near, id),

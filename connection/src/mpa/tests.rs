@@ -1,4 +1,4 @@
-//! Both sides against each other, and each against what a peer may say.
+//! Both sides against each other, and each against the bytes that a peer may send.
 
 use hex_literal::hex;
 use polyverbs_engine::time::Time;
@@ -55,7 +55,7 @@ fn options() -> StartOptions {
     StartOptions::default()
 }
 
-/// An initiator that is answered with this.
+/// The output of an initiator that gets this reply.
 fn answered(
     options: StartOptions,
     flags: u8,
@@ -69,7 +69,7 @@ fn answered(
     initiator.handle_bytes(&reply)
 }
 
-/// A responder that is asked for this; its reply.
+/// The settings and the reply of a responder that gets this request.
 fn asked(
     options: StartOptions,
     flags: u8,
@@ -218,7 +218,7 @@ fn invalid_input_ends_the_negotiation_without_an_answer() {
     let mut initiator = Negotiation::initiator(START, options(), b"").unwrap();
     let request = b"MPA ID Req Frame\x4f\x01\x00\x00";
     assert_eq!(initiator.handle_bytes(request), Err(Failure::SameRole));
-    // Reserved bits are not looked at.
+    // Reserved bits are ignored.
     let (started, _) = asked(options(), 0x4f, 1, b"");
     assert!(started.is_some());
 }

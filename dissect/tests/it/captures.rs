@@ -1,4 +1,4 @@
-//! Captures of Linux's own drivers: all of it parses, and is built again from what JSON carries.
+//! Captures of Linux's own drivers: every packet parses, and is built again from its JSON.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -68,7 +68,7 @@ fn every_packet_is_encoded_again_from_json() {
     }
 }
 
-// rxe counts the identification up, and a UDP socket does not show it.
+// The ICRC covers the IP identification, which rxe counts up and a UDP socket does not show.
 #[test]
 fn an_ip_identification_not_in_the_form_is_recovered() {
     let mut recovered = 0;

@@ -1,4 +1,4 @@
-//! Files as other tools write them, of three packets unless a test says otherwise.
+//! Files as other tools write them, with three packets unless a test says otherwise.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn path(name: &str) -> PathBuf {
         .join(name)
 }
 
-// The packets that can be read, and why the rest cannot.
+// The packets that can be read, and the defect that stops the reader.
 fn read(name: &str) -> (Vec<Captured>, Option<FileError>) {
     let mut file = CaptureFile::new(File::open(path(name)).unwrap()).unwrap();
     let mut packets = Vec::new();
@@ -146,7 +146,7 @@ fn packets_before_a_defect_of_the_file_are_read() {
 }
 
 #[test]
-fn a_packet_of_64_mib_is_damage_and_not_a_need_for_memory() {
+fn a_packet_of_64_mib_is_a_defect_and_takes_no_memory() {
     let file = |len: u32| {
         let header = [
             0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0,
@@ -165,7 +165,7 @@ fn a_packet_of_64_mib_is_damage_and_not_a_need_for_memory() {
     );
 }
 
-// What the dissector makes of a file, which is encoded again on the way.
+// Dissects a file, and checks that its packets are encoded again unchanged.
 fn capture(name: &str) -> Capture {
     dissected(&read(name).0)
 }
@@ -299,7 +299,7 @@ fn packets_in_fragments_are_put_together() {
         let summary = capture(name).summary;
         let counts = (summary.packets, summary.reassembled, summary.roce);
         assert_eq!(counts, (2, 1, 1), "{name}");
-        // The tool that wrote these files has computed the ICRC over other headers.
+        // The tool that wrote these files has computed a wrong ICRC, over other headers.
         assert_eq!((summary.icrc.wrong, summary.complaints), (1, 1), "{name}");
         assert_eq!(summary.passed_over, [], "{name}");
     }

@@ -1,4 +1,4 @@
-//! Packets made here: every kind of link, streams in any order, and everything that may be wrong.
+//! Packets that the tests make: every kind of link, streams in any order, and every fault.
 
 mod fragments;
 mod links;

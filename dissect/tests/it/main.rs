@@ -1,4 +1,4 @@
-//! Captures of others, and captures that the tests make.
+//! Captures of other programs and drivers, and captures that the tests make.
 
 mod captures;
 mod files;

@@ -1,6 +1,6 @@
-//! Every file, as tshark dissects it: field by field, where both have the field.
+//! Compares the dissection of every file with tshark's, field by field, where both have the field.
 //!
-//! The differences are those of [`EXPLAINED`], which docs/wire.md gives the reasons for. Wireshark 4.0 wrote the list.
+//! The differences are those of [`EXPLAINED`], made with Wireshark 4.0; docs/wire.md has the reasons.
 //! `POLYVERBS_CAPTURES` names folders, separated by colons, with files that are compared as well.
 
 use std::collections::BTreeSet;
@@ -47,13 +47,13 @@ const FIELDS: [&str; 31] = [
     "iwarp_ddp.mo",
 ];
 
-/// What each side has to find if the other does; other fields are compared where both have them.
+/// The fields that each side has to find if the other does; other fields are compared where both have them.
 const BOTH: [&str; 2] = ["infiniband.bth.opcode", "iwarp_rdma.opcode"];
 
 /// Protocols that Wireshark guesses from a payload, and then calls malformed.
 const GUESSES: [&str; 5] = ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet"];
 
-/// Files and fields in which the two differ, where docs/wire.md has the reason.
+/// Files and fields in which the two differ, with the reason in docs/wire.md.
 const EXPLAINED: &[(&str, &str)] = &[
     ("cut-iwarp.pcap", "iwarp_rdma.opcode"),
     ("cut-vxlan.pcap", "ip.src"),
@@ -87,7 +87,7 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-// tshark fails after the packets before a defect, as ours does.
+// The status of tshark is ignored: like `dissect`, it fails at a defect, after the packets before that.
 fn theirs(file: &Path) -> Vec<Vec<String>> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(["-T", "fields"]);
@@ -176,7 +176,7 @@ fn roce_fields(packet: &Packet) -> [String; 20] {
     .map(or_none)
 }
 
-/// Of each segment that the packet completes: opcode, STag and offset, or queue, message and offset.
+/// The fields of each segment that the packet completes: opcode, STag and offset, or queue, message and offset.
 fn ddp_fields(packet: &Packet) -> [String; 6] {
     let headers = packet.completes().iter().filter_map(|pdu| match &pdu.unit {
         Unit::Fpdu(fpdu) => fpdu.header.as_ref(),
@@ -202,7 +202,7 @@ fn ddp_fields(packet: &Packet) -> [String; 6] {
     fields.map(|values| values.join(","))
 }
 
-// A field as tshark has it, in the form of ours: decimal numbers, and of addresses the innermost.
+// Converts a field of tshark to our form: decimal numbers, and the innermost address.
 fn normal(field: &str, value: &str) -> String {
     let number = |value: &str| match value.strip_prefix("0x") {
         Some(digits) => {
@@ -219,7 +219,7 @@ fn normal(field: &str, value: &str) -> String {
     }
 }
 
-// An empty field is one that the other side does not have.
+// The fields that differ; an empty field is one that the other side does not have.
 fn differences(file: &Path) -> BTreeSet<String> {
     let (ours, theirs) = (ours(file), theirs(file));
     let mut differ = BTreeSet::new();

@@ -270,9 +270,9 @@ mod tests {
 
     use super::*;
 
-    // The thread that answered a request may hold a reference until it ends.
+    // The thread that answered a request may hold a reference until the thread ends.
     #[test]
-    fn a_closed_domain_does_not_exist_even_while_a_thread_references_it() {
+    fn a_closed_domain_is_gone_even_while_a_thread_references_it() {
         let simulation = Simulation::new();
         let driver = InfiniBand {
             name: "ib1".to_owned(),

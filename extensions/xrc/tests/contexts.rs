@@ -1,4 +1,4 @@
-//! Domains that several contexts of one process have, and what a second process is told.
+//! Domains that several contexts of one process share, and the error that a second process gets.
 
 use std::fs::{File, hard_link};
 use std::os::fd::AsFd;
@@ -61,7 +61,7 @@ fn domain(context: &Context, file: &File, create: bool) -> Result<Xrcd, VerbErro
     xrc.open(if create { how.create() } else { how }).wait()
 }
 
-/// A program: a context, its opening of the domain, and a queue of its own.
+/// A program: a context that has opened the domain, and a shared receive queue of its own.
 struct Program {
     context: Context,
     domain: Xrcd,
@@ -76,7 +76,7 @@ impl Program {
         Self::with_entries(device, file, 16)
     }
 
-    /// Its completion queue has so many entries.
+    /// A program whose completion queue has `cqe` entries.
     fn with_entries(device: &Device, file: &File, cqe: u32) -> Self {
         let context = open(device);
         let domain = domain(&context, file, true).unwrap();
@@ -219,7 +219,7 @@ fn contexts_share_the_domain_of_a_file_whatever_its_path() {
             assert_eq!(bytes, [round as u8, which as u8]);
         }
     }
-    // The target outlives the program that made it, as long as another has it.
+    // The target outlives the program that made it, as long as another program has opened it.
     let kept = programs[1]
         .domain
         .open_target(target.qp_num())
@@ -305,13 +305,13 @@ fn a_completion_queue_overrun_fails_only_the_targets_that_need_it() {
         let message = wr::Send::new(&[1]).with(to(&full));
         sender.post_one(message.signaled(id)).unwrap();
     }
-    // Whether the message came that could not be told, its sender is not left to guess: the target is gone.
+    // The message without room for its completion may have arrived or not; the target fails in either case.
     drop(completions(&sends));
     let told: Vec<_> = full.events().into_iter().map(|(event, _)| event).collect();
     assert!(told.contains(&EventType::CqErr), "{told:?}");
     assert!(told.contains(&EventType::QpFatal), "{told:?}");
     assert_eq!(target.query().unwrap().state, QpState::Err);
-    // A target that does not need the queue goes on, until it does.
+    // Another target works until it needs that queue.
     let message = wr::Send::new(&[2]).with(to(&other));
     beside.post_one(message.signaled(7)).unwrap();
     assert!(completions(&beside_sends)[0].status.is_success());
@@ -326,7 +326,7 @@ fn a_completion_queue_overrun_fails_only_the_targets_that_need_it() {
 
 const FILE: &str = "XRC_TEST_FILE";
 
-// What a second process does; alone it does nothing.
+// Runs as the second process, which another test starts; otherwise it does nothing.
 #[test]
 fn second_process() {
     let Some(path) = std::env::var_os(FILE) else {
@@ -371,7 +371,7 @@ fn a_second_process_is_told_which_process_has_the_domain() {
         assert!(line.starts_with("Unsupported: "), "{line}");
         assert!(line.contains(&expected), "{line}");
     }
-    // Where it is closed, the other may have it.
+    // Once this process has closed the domain, the other may open it.
     first.close().unwrap();
     let said = as_second_process(named.path());
     assert!(said[0].starts_with("InvalidArgument: "), "{said:?}");

@@ -1,4 +1,4 @@
-//! Which queue pairs can be connected, over all devices.
+//! The queue pairs that can be connected, over all devices.
 
 use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};

@@ -1,4 +1,4 @@
-//! A program that imports the whole root can still say what every program says, by the same names.
+//! A program that imports the whole root can still use the names of the standard prelude.
 
 use std::io::prelude::*;
 

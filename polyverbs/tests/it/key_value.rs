@@ -1,4 +1,4 @@
-//! The key-value store between processes: this test runs itself again as the server and as the clients.
+//! The key-value store between processes: the test binary runs itself again as the server and as the clients.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -8,14 +8,14 @@ use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{QpOptions, Requirements};
 
-// Its `main` is that of the example.
+// The `main` of the example is not called.
 #[allow(dead_code)]
 #[path = "../../../examples/key_value.rs"]
 mod example;
 
 const ARGUMENTS: &str = "KEY_VALUE_ARGUMENTS";
 
-/// Does nothing unless it is another process.
+/// Runs the example in a process that another test has started; otherwise it does nothing.
 #[test]
 fn as_a_process() {
     if let Ok(arguments) = std::env::var(ARGUMENTS) {
@@ -31,7 +31,7 @@ fn command(arguments: &str) -> Command {
     command
 }
 
-/// What one says that fails.
+/// Runs a process that must fail; returns its standard error.
 #[track_caller]
 fn complaint(arguments: &str) -> String {
     let ended = command(arguments).output().unwrap();
@@ -47,7 +47,7 @@ impl Process {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// The end of the line that begins so.
+    /// Waits for a line with this beginning; returns the rest of the line.
     fn says(&mut self, beginning: &str) -> String {
         let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
         let mut found =
@@ -79,7 +79,7 @@ fn clients_of_both_runtimes_share_a_table_over_each_device() {
 
 #[test]
 fn a_table_has_room_for_as_many_keys_as_it_may() {
-    // Of a hundred clients, and the one that they share.
+    // A hundred clients have a key each, and share another one.
     for (keys, is_enough) in [(101, true), (100, false)] {
         let mut server = Process::start(&format!("serve 127.0.24.131:0 ib0 --max-keys {keys}"));
         let clients = format!("try {} ib0 tokio", server.says("serving at "));
@@ -91,7 +91,7 @@ fn a_table_has_room_for_as_many_keys_as_it_may() {
 }
 
 #[test]
-fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
+fn a_server_refuses_excess_connections_with_the_reason() {
     for (name, at) in [("ib0", "127.0.24.132"), ("iw0", "127.0.24.33")] {
         let limit = "--max-connections 4";
         let mut server = Process::start(&format!("serve {at}:0 {name} {limit}"));
@@ -108,10 +108,10 @@ fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
             let connecting = connector.connect(&qp, address, ConnectionOptions::new());
             Ok((qp, connecting.wait()?))
         };
-        // Half of them are for one address.
+        // One address gets half of the connections.
         let (first, _second) = (connect().unwrap(), connect().unwrap());
         let Err(ConnectError::Refused { private_data, .. }) = connect() else {
-            panic!("there was a place")
+            panic!("the server accepted it")
         };
         let reason = String::from_utf8_lossy(&private_data);
         assert!(
@@ -119,7 +119,7 @@ fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
             "{reason}"
         );
         assert!(complaint(&format!("try {address} {name} tokio")).contains("as many as it may"));
-        // A place that is free is given again.
+        // A free place can be taken again.
         first.1.disconnect().wait().unwrap();
         test_kit::waiting::until(|| connect().is_ok());
     }

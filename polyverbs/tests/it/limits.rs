@@ -1,4 +1,4 @@
-//! A device whose numbers are made smaller than its own.
+//! A device with limits smaller than its own.
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
@@ -6,7 +6,7 @@ use polyverbs::{
 };
 
 #[test]
-fn a_device_with_smaller_limits_tells_and_keeps_them() {
+fn a_device_with_smaller_limits_reports_and_keeps_them() {
     for name in ["ib0", "iw0"] {
         let limits = vec![
             (Limit::MaxQp, 1),
@@ -21,7 +21,7 @@ fn a_device_with_smaller_limits_tells_and_keeps_them() {
         let device = emulated::device(name, &options).unwrap();
         let told = device.attributes().limits;
         assert_eq!((told.max_qp, told.max_cqe), (1, 8));
-        // What would be more than it can stays what it is.
+        // A limit beyond the device's own does not apply.
         assert_eq!(told.max_send_sge, own.attributes().limits.max_send_sge);
         let context = device.open(&Requirements::new()).unwrap();
         assert!(context.create_cq(9).wait().is_err());

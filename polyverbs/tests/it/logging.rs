@@ -1,4 +1,4 @@
-//! What a program sees of its devices and connections with a subscriber of `tracing`.
+//! The events of devices and connections that a subscriber of `tracing` gets.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use verbs_api::provider::Mutex;
 struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Lines {
-    /// Those of what `run` does in this thread.
+    /// The lines of the events that `run` causes in this thread.
     fn of(run: impl FnOnce()) -> Vec<String> {
         let lines = Self::default();
         tracing::subscriber::with_default(lines.clone(), run);
@@ -94,7 +94,7 @@ fn ends(options: &EmulatedOptions) -> Ends {
 }
 
 #[test]
-fn a_log_tells_why_a_request_waits_and_fails() {
+fn a_log_says_why_a_request_waits_and_fails() {
     let clock = VirtualClock::new();
     let lost = EmulatedOptions {
         clock: Some(clock.clone()),
@@ -144,7 +144,7 @@ fn a_log_tells_why_a_request_waits_and_fails() {
 }
 
 #[test]
-fn a_log_tells_the_key_and_the_address_that_were_refused() {
+fn a_log_has_the_key_and_the_address_that_were_refused() {
     let ends = ends(&EmulatedOptions::default());
     let connected = connect_pair_with(
         &ends.near,
@@ -168,7 +168,7 @@ fn a_log_tells_the_key_and_the_address_that_were_refused() {
 }
 
 #[test]
-fn a_log_tells_what_the_system_refuses_to_send() {
+fn a_log_has_messages_that_the_system_refuses_to_send() {
     let device = emulated::device_at("ib0", [127, 0, 46, 91].into(), &EmulatedOptions::default());
     let device = device.unwrap().open(&Requirements::new()).unwrap();
     let connector = Connector::of(&device).unwrap();
@@ -187,7 +187,7 @@ fn a_log_tells_what_the_system_refuses_to_send() {
 }
 
 #[test]
-fn a_log_tells_how_connections_begin_are_refused_and_end() {
+fn a_log_says_how_connections_begin_are_refused_and_end() {
     let Ends {
         device, near, far, ..
     } = &ends(&EmulatedOptions::default());

@@ -1,7 +1,7 @@
 //! Many connections at once between two processes at one address, each awaited by a task of its own.
 //!
-//! The test runs itself again, as the server and as the client: default options, so that what the processes say to each
-//! other goes over to shared memory while it is under way.
+//! The test runs itself again, as the server and as the client. With default options, the connections move from sockets to
+//! shared memory while requests are outstanding.
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -24,27 +24,27 @@ use verbs_api::provider::{Condvar, Mutex};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// What each end may do with the memory that it is told of.
+/// The rights of each end on the memory that its peer advertises.
 const RIGHTS: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 const CONNECTIONS: usize = 100;
-/// Requests of each: enough for a connection to go over to memory, and for some on the way there.
+/// Requests of each connection: enough for some before, during and after the move to shared memory.
 const REQUESTS: u64 = 40;
 
-/// How often each device is tried: `.ci/run` asks for more.
+/// How often each device is tried; `.ci/nightly` sets more.
 const RUNS: &str = "POLYVERBS_RUNS";
 /// Set for the other processes: `server DEVICE` or `client DEVICE ADDRESS`.
 const ROLE: &str = "POLYVERBS_ROLE";
 const ADDRESS: &str = "127.0.41.1";
 
 #[test]
-fn a_hundred_connections_of_two_processes_all_get_their_answers_over_udp() {
+fn a_hundred_connections_of_two_processes_work_over_udp() {
     all_are_answered("ib0");
 }
 
 #[test]
-fn a_hundred_connections_of_two_processes_all_get_their_answers_over_tcp() {
+fn a_hundred_connections_of_two_processes_work_over_tcp() {
     all_are_answered("iw0");
 }
 
@@ -78,9 +78,9 @@ fn another_process() {
     }
 }
 
-// ---- what the processes do
+// ---- the server and the client
 
-/// A request, or an answer: a number, and where the buffer of the server is.
+/// Length of a request or an answer: a number, and the remote address of the sender's buffer.
 const MESSAGE: usize = 24;
 
 /// One side of one connection.
@@ -89,7 +89,7 @@ struct End {
     qp: Qp,
     message: Memory,
     message_mr: Mr,
-    /// A counter, and what the client writes and reads: at the server the thing itself, at the client what came back.
+    /// A counter, and a word that the client writes and reads: at the server the memory itself, at the client the results.
     buffer: Memory,
     buffer_mr: Mr,
     is_received: bool,
@@ -140,7 +140,7 @@ impl End {
         posted.map_err(|rejected| rejected.to_string().into())
     }
 
-    // Completions of sends and of receives come in one queue, in any order.
+    // Sends and receives complete in one queue, in any order.
     async fn next(&mut self) -> Result<()> {
         let done = self.cq.next().await?;
         if !done.status.is_success() {
@@ -180,7 +180,7 @@ impl End {
         Ok((number, remote))
     }
 
-    // Counts in the server's memory, writes there, and reads what it wrote.
+    // Counts in the server's memory, writes a word there, and reads it back.
     async fn count_on(&mut self, server: RemoteAddress, number: u64) -> Result<()> {
         let before = self.buffer_mr.sge(0, 8)?;
         self.post(wr::FetchAdd::new(before, server, 1).signaled(0))?;
@@ -221,7 +221,7 @@ fn serve(device: &str) -> Result<()> {
                     assert_eq!(asked, number);
                     end.say(asked).await?;
                 }
-                // The client has counted between its requests.
+                // The client counts once between every two requests.
                 assert_eq!(end.buffer.to_vec(0, 8)?, (REQUESTS - 1).to_ne_bytes());
                 connection.disconnected().await?;
                 Ok(())
@@ -262,7 +262,7 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
     tasks.run()
 }
 
-// ---- an executor: one thread, which blocks while no task can go on
+// ---- an executor of one thread, which blocks while no task is ready
 
 type Task = Pin<Box<dyn Future<Output = Result<()>>>>;
 
@@ -273,7 +273,7 @@ struct Tasks {
     ready: Arc<Ready>,
 }
 
-/// Numbers of the tasks that can go on.
+/// The numbers of the tasks that are ready.
 #[derive(Default)]
 struct Ready {
     numbers: Mutex<VecDeque<usize>>,
@@ -297,7 +297,7 @@ impl Tasks {
         Waker::from(Arc::new(WakeTask(Arc::clone(&self.ready), number))).wake();
     }
 
-    // Until all have ended, or one has failed.
+    // Runs until all tasks have ended, or one has failed.
     fn run(&self) -> Result<()> {
         while self.tasks.borrow().iter().any(Option::is_some) {
             let mut numbers = self.ready.numbers.lock();
@@ -308,7 +308,7 @@ impl Tasks {
                 }
             };
             drop(numbers);
-            // Not borrowed while it runs: it may spawn others.
+            // The list is not borrowed while a task runs, because the task may spawn others.
             let task = self.tasks.borrow_mut()[number].take();
             let Some(mut task) = task else { continue };
             let waker = Waker::from(Arc::new(WakeTask(Arc::clone(&self.ready), number)));

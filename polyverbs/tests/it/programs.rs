@@ -16,10 +16,10 @@ use test_kit::process::ChildProcess;
 
 /// Differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14797;
-/// Environment variable of the other process: the pair, the address of the listener, and what the test adds.
+/// Environment variable of the other process: the pair, the address of the listener, and a word of the test.
 const OTHER: &str = "POLYVERBS_OTHER_PROGRAM";
 
-/// Where the two programs are.
+/// The device of two programs, and their addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
     device: &'static str,
@@ -49,7 +49,7 @@ impl Pair {
             let asked = format!("{} {one} {two} {server} {more}", self.device);
             process = Some(ChildProcess::start(other, OTHER, &asked));
         });
-        let mut process = process.expect("it has connected");
+        let mut process = process.expect("the process is started before it connects");
         accept(&program);
         program.is_left_after(|| process.say("disconnect"));
         process.ends_well();
@@ -98,7 +98,7 @@ impl Pair {
         program.connection.disconnect().wait().unwrap();
     }
 
-    /// Makes the program that listens, has `ask` start the other one, and accepts its connection.
+    /// Makes the program that listens, starts the other one by `ask`, and accepts its connection.
     fn accept(self, operations: Operations, ask: impl FnOnce(SocketAddr)) -> Program {
         let end = End::new(self, 0, operations);
         let connector = Connector::of(&end.context).unwrap();
@@ -116,7 +116,7 @@ impl Pair {
     }
 }
 
-/// What the other process gets from the test that has started it.
+/// The arguments that the other process gets from the test that has started it.
 pub(crate) struct Asked {
     pair: Pair,
     server: SocketAddr,
@@ -142,7 +142,7 @@ impl Asked {
         })
     }
 
-    /// Runs `body` in a program that is connected to the one of the test, and disconnects when the test says so.
+    /// Runs `body` in a program that is connected to the one of the test, and disconnects when the test sends a line.
     pub(crate) fn connect(self, operations: Operations, body: impl FnOnce(&Program)) {
         let may_leave = || {
             std::io::stdin().read_line(&mut String::new()).unwrap();
@@ -160,12 +160,12 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Checks that the connection has outlived what the test did.
+    /// Checks that the queue pair is still in RTS.
     fn check(&self) {
         assert_eq!(self.end.qp.query().unwrap().state, QpState::Rts);
     }
 
-    /// Checks the connection, has the other program end it by `leave`, and waits for the end.
+    /// Checks the connection, lets the other program end it by `leave`, and waits for the end.
     fn is_left_after(&self, leave: impl FnOnce()) {
         self.check();
         leave();

@@ -1,5 +1,5 @@
-//! The numbers that the registry gives to the operations of an extension belong to one process. Two processes in which they
-//! differ carry out each other's requests all the same.
+//! The registry numbers the operations of extensions for one process only. Two processes with different numbers carry out
+//! each other's requests all the same.
 
 use masked_atomics::{COMPARE_SWAP, FETCH_ADD, MaskedCompareSwap, MaskedFetchAdd};
 use polyverbs::{Completion, WcStatus};
@@ -7,10 +7,10 @@ use test_kit::waiting::until;
 
 use crate::programs::{Asked, Pair, Program};
 
-/// What the peer's word is after both operations.
+/// The peer's word after both operations.
 const SWAPPED: u64 = 7;
 
-/// Adds to the word of the peer and swaps it, and waits until the peer has done so here.
+/// Adds to the word of the peer and swaps it, and waits until the peer has done the same to the local word.
 fn exchange(program: &Program) {
     let (end, peer) = (&program.end, program.peer);
     let result = || end.mr.sge(8, 8).unwrap();

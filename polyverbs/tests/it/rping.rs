@@ -1,4 +1,4 @@
-//! `rping` between processes: this test runs itself again as the other one.
+//! `rping` between processes: the test binary runs itself again as the client and the server.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{Access, Memory, PathOptions, QpOptions, Requirements};
 
-// Its `main` is that of the example.
+// The `main` of the example is not called.
 #[allow(dead_code)]
 #[path = "../../../examples/rping.rs"]
 mod example;
@@ -20,7 +20,7 @@ const ARGUMENTS: &str = "RPING_ARGUMENTS";
 /// Devices that reach other processes.
 const DEVICES: [&str; 2] = ["ib0", "iw0"];
 
-/// Does nothing unless it is the other process.
+/// Runs the example in a process that another test has started; otherwise it does nothing.
 #[test]
 fn as_a_process() {
     if let Ok(arguments) = std::env::var(ARGUMENTS) {
@@ -56,7 +56,7 @@ impl Drop for Running {
     }
 }
 
-// A client may come before the server listens: it is refused, and comes again.
+// A client may connect before the server listens: then it is refused, and started again.
 fn ping(arguments: &str) -> String {
     test_kit::waiting::until_some(|| {
         let (succeeded, text) = start(arguments).end();
@@ -84,7 +84,7 @@ fn a_client_and_a_server_ping_each_other() {
 }
 
 #[test]
-fn what_is_pinged_is_what_the_program_of_rdma_core_pings() {
+fn the_text_of_a_ping_is_that_of_rdma_core() {
     let common = "-a 127.0.41.1 -v";
     let server = start(&format!("-s {common}"));
     let text = ping(&format!("-c {common} -C 2 -S 64 -V"));
@@ -96,7 +96,7 @@ fn what_is_pinged_is_what_the_program_of_rdma_core_pings() {
     assert!(server.end().1.contains("server ping data: rdma-ping-1: B"));
 }
 
-/// Pings once what no client of `rping` would.
+/// Sends one ping with a text that no client of `rping` would send.
 fn ping_by_hand(server: SocketAddr, text: &[u8]) {
     let device = emulated::device_reaching("ib0", server, &EmulatedOptions::default());
     let context = device.unwrap().open(&Requirements::new()).unwrap();
@@ -133,7 +133,7 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
 }
 
 #[test]
-fn what_is_pinged_is_no_command_to_a_terminal() {
+fn the_text_of_a_ping_is_printed_without_control_characters() {
     let server = start("-s -a 127.0.24.141 -v");
     let text = "a\u{1b}[2Jb\u{9b}31mc\nd\r\u{7f}e".as_bytes();
     ping_by_hand(
@@ -146,7 +146,7 @@ fn what_is_pinged_is_no_command_to_a_terminal() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_missed() {
+fn a_client_fails_when_its_server_is_killed() {
     for device in DEVICES {
         let common = format!("-a 127.0.42.1 --device {device}");
         let Couple { server, client, .. } = Couple::new(&common);
@@ -204,7 +204,7 @@ fn eight_processes_at_one_address_and_one_that_is_killed() {
     let address = "127.0.43.1";
     let with_port = |port| Couple::new(&format!("-a {address} -p {port}"));
     let mut couples: Vec<_> = (1..=4).map(with_port).collect();
-    // The one that made the sockets, and one that came last.
+    // The first process has created the sockets of the address, and the second victim was started last.
     for (victim, of_server) in [(0, true), (2, false)] {
         let couple = couples.remove(victim);
         let (mut killed, survivor) = if of_server {
@@ -216,7 +216,7 @@ fn eight_processes_at_one_address_and_one_that_is_killed() {
         killed.0.wait().unwrap();
         couples.iter().for_each(Couple::goes_on);
         assert!(!survivor.end().0);
-        // Others come as before.
+        // New processes still find each other.
         couples.push(with_port(10 + victim));
     }
 }

@@ -1,4 +1,4 @@
-//! The completions of each queue pair as a stream of its own, where many share a receive queue and a completion queue.
+//! The completions of each queue pair as a stream of its own, when many share a receive queue and a completion queue.
 
 use polyverbs::completion::QpCompletions;
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -85,7 +85,7 @@ fn each_queue_pair_of_a_shared_receive_queue_has_a_stream() {
         let mut streams = rig.streams();
         smol::block_on(async {
             for message in [b"a", b"b"] {
-                // Not in the order in which the streams are read.
+                // The clients send in another order than that in which the streams are read.
                 for client in (0..CLIENTS - 1).rev() {
                     rig.send(client, &[message[0], client as u8]).await;
                 }

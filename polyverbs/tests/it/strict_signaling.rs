@@ -1,4 +1,4 @@
-//! A device that frees slots of send queues as hardware does finds programs that signal too little.
+//! A device that frees slots of send queues like hardware, so that programs that signal too rarely fail.
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
@@ -66,7 +66,7 @@ fn a_queue_pair_that_never_signals_is_full_for_good() {
         assert_eq!(rig.post(write()), FULL, "{name}");
         assert_eq!(rig.polled(), []);
         assert_eq!(rig.post(write().signaled(1)), FULL);
-        // From RESET it begins anew.
+        // After RESET all slots are free.
         for qp in [&rig.near, &rig.far] {
             let reset = QpAttributes::new().qp_state(QpState::Reset);
             qp.modify(reset).wait().unwrap();

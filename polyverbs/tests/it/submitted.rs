@@ -1,4 +1,4 @@
-//! Requests whose completions are awaited, from several threads of one program, and the examples that do so.
+//! Requests whose completions several threads of one program await, and the examples with async runtimes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -14,7 +14,7 @@ use polyverbs::{
     wr,
 };
 
-// Each has a `main` of its own.
+// Each example has a `main` of its own.
 #[path = "../../../examples/async_smol.rs"]
 mod async_smol;
 #[path = "../../../examples/async_tokio.rs"]
@@ -33,7 +33,7 @@ fn the_example_with_smol_ends() {
 const DEVICES: [&str; 2] = ["ib0", "iw0"];
 const TASKS: u64 = 4;
 const ROUNDS: u64 = 100;
-/// Four for each round: a poller that is slow gives none back.
+/// Four buffers for each round, because a slow poller returns none.
 const BUFFERS: u32 = 4 * (TASKS * ROUNDS) as u32;
 
 struct Ends {
@@ -112,7 +112,7 @@ fn threads_await_cancel_and_poll_on_one_queue() {
             });
         });
         assert_eq!(heard.into_inner(), (TASKS * ROUNDS) as usize);
-        // All buffers are back: those of requests that nobody awaited too.
+        // All buffers are back in the pool, also those of requests whose futures were dropped.
         assert_eq!(ends.cq.poll(&mut [Completion::default()]).unwrap().len(), 0);
         assert_eq!(ends.pool.available(), BUFFERS as usize);
     }
@@ -171,7 +171,7 @@ fn a_portable_operation_answers_one_future() {
         let read = ReadAndInvalidate::new(opened.remote(), &sink.sink(64)).wr_id(8);
         assert_eq!(near.submit_portable(read).wait().unwrap().wr_id, 8);
         assert_eq!(memory.to_vec(0, 9).unwrap(), b"read once");
-        // The key of the sink is dead now: the next read fails, and answers its future all the same.
+        // The key of the sink is invalidated now: the next read fails, and completes its future all the same.
         let again = ReadAndInvalidate::new(opened.remote(), &sink.sink(64)).wr_id(9);
         let Err(SubmitError::Failed(error)) = near.submit_portable(again).wait() else {
             panic!("a dead key was used");

@@ -1,8 +1,8 @@
-//! Captures of our own, judged by tshark: nothing malformed, and no opcode that it knows left out.
+//! tshark reads captures of our devices: it finds no malformed packet, and the captures have every opcode that it knows.
 //!
-//! Wireshark 4.0 knows the opcodes of [`KNOWN`] and [`KNOWN_RDMAP`]. It reads the ICRC without checking it, and knows neither
-//! XRC, FLUSH, ATOMIC WRITE, manufacturers' opcodes, nor the immediate data of RDMAP: those are judged by `polyverbs-dissect`,
-//! which checks every ICRC. The CRC32C of MPA it checks.
+//! Wireshark 4.0 knows the opcodes of [`KNOWN`] and [`KNOWN_RDMAP`], and checks the CRC32C of MPA. It reads the ICRC
+//! without checking it, and does not know XRC, FLUSH, ATOMIC WRITE, manufacturers' opcodes, and the immediate data of
+//! RDMAP: `polyverbs-dissect` checks these, and every ICRC.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,16 +21,16 @@ use polyverbs::{
 use polyverbs_dissect::Capture;
 use tempfile::NamedTempFile;
 
-/// Opcodes that Wireshark 4.0 names: those of RC without FLUSH and ATOMIC WRITE, of UC and of UD. The numbers are those of
-/// the first octet of BTH.
+/// Opcodes that Wireshark 4.0 names, as the first byte of BTH has them: those of RC without FLUSH and ATOMIC WRITE, of UC
+/// and of UD.
 const KNOWN: &[u8] = &[
     0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f,
     0x10, 0x11, 0x12, 0x13, 0x14, 0x16, 0x17, 0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28,
     0x29, 0x2a, 0x2b, 0x64, 0x65,
 ];
-/// Opcodes of RDMAP that it names: RFC 5040, and the atomics of RFC 7306.
+/// Opcodes of RDMAP that Wireshark 4.0 names: those of RFC 5040, and the atomics of RFC 7306.
 const KNOWN_RDMAP: &[u8] = &[0x0, 0x1, 0x2, 0x3, 0x4, 0x5, 0x6, 0x7, 0xa, 0xb];
-/// What it would take payloads for.
+/// Protocols that Wireshark may guess from payloads.
 const GUESSES: &[&str] = &[
     "smc",
     "smb_direct",
@@ -172,7 +172,7 @@ fn reliable(near: &End, far: &End) {
     qp.post_one(wr::Flush::new(remote, 8, Access::FLUSH_GLOBAL).signaled(4))
         .unwrap();
     (0..4).for_each(|_| near.done());
-    // Of a receive that comes late, and of a key that there is not.
+    // The NAKs of a receive that is posted late, and of a key that does not exist.
     qp.post_one(wr::Send::new(word).signaled(5)).unwrap();
     test_kit::waiting::until(|| qp.counters().rnr_naks > 0);
     far.receive(&there);
@@ -246,7 +246,7 @@ fn datagrams(near: &End, far: &End) {
     (0..2).for_each(|_| far.done());
 }
 
-// By the connection manager: its messages are in the capture too.
+// Connects by the connection manager, so that its messages are in the capture too.
 fn managed(near: &End, far: &End) {
     let (qp, there) = (near.rc(), far.rc());
     let far_connector = Connector::of(&far.context).unwrap();
@@ -263,7 +263,7 @@ fn managed(near: &End, far: &End) {
     connection.disconnect().wait().unwrap();
 }
 
-// Over a stream, from the one that asks for the connection. The last request ends it.
+// Posts requests over a stream, at the initiator. The last one fails and ends the connection.
 fn streamed(near: &End, far: &End, at: &str) {
     let make = |end: &End| {
         let operations =
@@ -326,11 +326,11 @@ fn streamed(near: &End, far: &End, at: &str) {
     assert_ne!(near.take().status, WcStatus::Success);
 }
 
-/// What tshark says with these options.
+/// The output of tshark with these options.
 fn said(file: &Path, options: &[&str]) -> String {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(options);
-    // What programs send is nobody's business here.
+    // Payloads are arbitrary, so that a guess of their protocol would be wrong.
     GUESSES.iter().for_each(|guess| {
         command.args(["--disable-protocol", guess]);
     });
@@ -341,7 +341,7 @@ fn said(file: &Path, options: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What tshark says of each packet: these fields, and those that occur more than once separated by commas.
+/// These fields of each packet as tshark prints them; values of a field that occurs several times are separated by commas.
 fn tshark<const FIELDS: usize>(file: &Path, fields: [&str; FIELDS]) -> Vec<[String; FIELDS]> {
     let mut options = vec!["-T", "fields"];
     options.extend(fields.iter().flat_map(|field| ["-e", field]));
@@ -353,7 +353,7 @@ fn tshark<const FIELDS: usize>(file: &Path, fields: [&str; FIELDS]) -> Vec<[Stri
     text.lines().map(line).collect()
 }
 
-/// A capture that ours found nothing wrong with, and what tshark says of the same packets.
+/// A capture without complaints of `polyverbs-dissect`, and the fields that tshark prints of the same packets.
 struct Judged<const FIELDS: usize> {
     file: NamedTempFile,
     own: Capture,
@@ -361,7 +361,7 @@ struct Judged<const FIELDS: usize> {
 }
 
 impl<const FIELDS: usize> Judged<FIELDS> {
-    /// Of what `work` has devices send.
+    /// Captures the packets that devices send in `work`.
     fn new(fields: [&str; FIELDS], work: impl FnOnce(&Arc<OctetCapture>)) -> Self {
         let file = NamedTempFile::new().unwrap();
         let capture = Arc::new(OctetCapture::new(file.reopen().unwrap()).unwrap());
@@ -378,7 +378,7 @@ impl<const FIELDS: usize> Judged<FIELDS> {
 
 #[test]
 #[ignore = "needs tshark: tests/foreign runs it"]
-fn captures_of_rocev2_are_what_tshark_takes_them_for() {
+fn tshark_reads_captures_of_rocev2_as_we_do() {
     let fields = [
         "infiniband.bth.opcode",
         "infiniband.invariant.crc",
@@ -412,7 +412,7 @@ fn captures_of_rocev2_are_what_tshark_takes_them_for() {
 
 #[test]
 #[ignore = "needs tshark: tests/foreign runs it"]
-fn captures_of_iwarp_are_what_tshark_takes_them_for() {
+fn tshark_reads_captures_of_iwarp_as_we_do() {
     let fields = [
         "iwarp_rdma.opcode",
         "iwarp_mpa.fpdu",
@@ -420,7 +420,7 @@ fn captures_of_iwarp_are_what_tshark_takes_them_for() {
         "_ws.malformed",
     ];
     let Judged { file, theirs, .. } = Judged::new(fields, |capture| {
-        // Each segment once: one end is listened to.
+        // Only one end captures, so that each segment is captured once.
         let near = End::of("iw0", "127.0.41.3", Some(capture));
         let far = End::of("iw0", "127.0.41.4", None);
         streamed(&near, &far, "127.0.41.4:0");

@@ -1,4 +1,4 @@
-//! Numbers that a peer could make use of are other ones in each process.
+//! Numbers that a peer could guess for an attack differ in each process.
 use std::process::Command;
 
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -6,7 +6,7 @@ use polyverbs::{Access, Memory, QpOptions, Requirements};
 
 const ASKED: &str = "POLYVERBS_TEST_NUMBERS";
 
-/// The number, the first PSN and the first key of a new device: its index, and its byte.
+/// The first queue pair number, PSN and key of a new device; the key as its index and its consumer byte.
 fn numbers() -> [u32; 4] {
     let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
     let context = device.open(&Requirements::new()).unwrap();
@@ -46,9 +46,9 @@ fn queue_pair_numbers_psns_and_keys_of_two_processes_differ() {
         let mut seen: Vec<_> = all.iter().map(|numbers| numbers[place]).collect();
         seen.sort_unstable();
         seen.dedup();
-        // Two of 2^23 may be the same once in a while; three of eight never are.
+        // Two of eight numbers of 23 bits may be equal once in a while; three practically never are.
         assert!(seen.len() >= 7, "{what}: {all:?}");
     }
-    // The same byte eight times would be one in 2^56.
+    // Eight equal bytes have a chance of one in 2^56.
     assert!(all.iter().any(|numbers| numbers[3] != all[0][3]), "{all:?}");
 }

@@ -24,7 +24,7 @@ fn pair((pd, cq): &(Pd, Cq), options: PathOptions) -> [Qp; 2] {
     pair
 }
 
-/// How a request ended, if it has.
+/// The status of a request, if it has completed.
 fn status(submitted: &mut Submitted) -> Option<WcStatus> {
     match submitted.wait_for(Duration::ZERO) {
         Ok(done) => done.map(|done| done.status),
@@ -46,7 +46,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 fn rnr_retries_wait_until_the_test_advances_the_clock() {
     let clock = VirtualClock::new();
     let objects = device("ib0", with_clock(&clock));
-    // Code 14 is 1.28 ms.
+    // The RNR timer code 14 is 1.28 ms.
     let patient = PathOptions::new().rnr_retry(2).min_rnr_timer(14);
     let [near, _far] = pair(&objects, patient);
     let mut early = near.submit(wr::Send::new(b"nobody waits for it"));
@@ -83,7 +83,7 @@ fn retries_of_a_lost_message_take_virtual_time() {
         ..with_clock(&clock)
     };
     let objects = device("ib0", options);
-    // Code 20 is 4.3 s: an attempt and three retries.
+    // The timeout code 20 is 4.3 s; there are an attempt and three retries.
     let [near, _far] = pair(&objects, PathOptions::new().timeout(20).retry_cnt(3));
     let mut lost = near.submit(wr::Send::new(b"lost"));
     clock.advance(Duration::from_secs(17)).unwrap();

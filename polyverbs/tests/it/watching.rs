@@ -6,7 +6,7 @@ use test_kit::waiting::until;
 
 use crate::programs::{Asked, Pair, Program};
 
-/// Turns of a game; `POLYVERBS_RUNS` times as many where it is set.
+/// Turns of a game; `POLYVERBS_RUNS`, if it is set, multiplies them.
 fn turns() -> u64 {
     let runs = std::env::var("POLYVERBS_RUNS");
     100 * runs.map_or(1, |runs| runs.parse::<u64>().unwrap())

@@ -1,5 +1,5 @@
-//! Which of four devices a program gets: our two, and two of a C library, one of each kind. Where the kernel has both kinds, as in a
-//! guest with rxe and siw, the two are the kernel's.
+//! The choice of a program's device among four: our two, and two of a C library, one of each kind. The two are the
+//! kernel's if it has both kinds, as in a guest with rxe and siw.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -113,8 +113,8 @@ impl Side {
     fn check_said(&mut self) {
         let said = self.negotiation.poll_bytes();
         let (start, len) = start::decode(&said)
-            .expect("one's own words")
-            .expect("all of them");
+            .expect("a valid message")
+            .expect("a whole message");
         assert_eq!((start.kind, len), (self.own, said.len()));
     }
 

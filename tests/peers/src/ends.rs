@@ -29,8 +29,8 @@ type End = fn(&Host, &mut Place) -> anyhow::Result<String>;
 /// Exercises every end that a connection can have.
 pub(crate) fn all(host: &Host, place: &mut Place) -> Vec<Row> {
     let ends: [(&str, &str, End); 8] = [
-        ("refused, nobody listens", "we connect", refused_out),
-        ("refused, nobody listens", "they connect", refused_in),
+        ("refused, no listener", "we connect", refused_out),
+        ("refused, no listener", "they connect", refused_in),
         ("rejected with private data", "we connect", rejected_out),
         ("rejected with private data", "they connect", rejected_in),
         ("disconnected by us", "we connect", disconnected_by_us),
@@ -158,7 +158,7 @@ fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
         "{completed:?} and {told:?}"
     );
     Ok(format!(
-        "{error:?} after {}, told after {}",
+        "{error:?} after {}, reported after {}",
         seconds(completed),
         seconds(told)
     ))

@@ -1,4 +1,4 @@
-//! Exchanges data between a device of ours and one of the kernel, and prints the exercises.
+//! Exchanges data between one of our devices and one of the kernel's, and prints the exercises.
 //!
 //! The other side is `peer.c`, which executes with libibverbs the commands that it receives over TCP, or
 //! `ibv_rc_pingpong`. The scripts next to this crate run both in a guest.

@@ -20,15 +20,15 @@ use crate::files;
 /// One file of a folder of sources.
 #[derive(Debug)]
 pub struct Source {
-    /// Its place.
+    /// The path of the file.
     pub path: PathBuf,
     /// The module that the file is, from the root of its crate, if the folder has the root of a crate.
     pub module: Vec<String>,
     /// Whether the whole file is for tests: by its place, or because its module is declared for them.
     pub is_test: bool,
-    /// Its lines.
+    /// The number of lines.
     pub lines: usize,
-    /// Those of its lines that are items for tests.
+    /// The number of lines in items for tests.
     pub test_lines: usize,
     /// The paths that its other items name. Paths within the crate begin with `crate`.
     pub paths: BTreeSet<Vec<String>>,

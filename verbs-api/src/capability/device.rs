@@ -499,10 +499,10 @@ mod tests {
                 ],
                 3,
             ),
-            // The port's own address before another of its interface.
+            // The port's own address comes before another address of its interface.
             (&[("10.0.0.9", RoceV2), ("10.0.0.1", RoceV2)], 1),
             (&[("169.254.0.1", RoceV2), ("2001:db8::1", RoceV2)], 1),
-            // Nothing routable: what there is, behind empty places.
+            // Without a routable GID, the first entry that is not empty.
             (&[("::", RoceV2), ("fe80::1", RoceV2)], 1),
             (&[("fe80::1", Ib), ("fe80::2", Ib)], 0),
             (&[("270:a00:1::", Iwarp)], 0),

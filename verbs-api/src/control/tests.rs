@@ -28,7 +28,7 @@ fn a_waiting_thread_gets_the_result() {
 }
 
 #[test]
-fn a_verb_that_was_waited_for_in_vain_can_be_waited_for_again() {
+fn a_wait_that_timed_out_can_be_repeated() {
     let (mut started, completer) = Started::<u32>::pending();
     assert_eq!(started.wait_for(Duration::ZERO), Ok(None));
     assert_eq!(started.wait_for(Duration::from_micros(1)), Ok(None));
@@ -43,7 +43,7 @@ fn a_verb_that_was_waited_for_in_vain_can_be_waited_for_again() {
 }
 
 #[test]
-fn an_outcome_is_handed_out_once() {
+fn an_outcome_is_returned_once() {
     let (pending, completer) = Started::<u32>::pending();
     completer.complete(Ok(3));
     for mut started in [pending, Started::ready(Ok(3))] {

@@ -867,7 +867,7 @@ mod tests {
         let mut bytes = [0_u8; 8];
         let at: *mut c_void = bytes.as_mut_ptr().cast();
         let mut length = 0;
-        // SAFETY: eight bytes, or null, which is told.
+        // SAFETY: eight bytes, or null, which the calls refuse.
         unsafe {
             assert_eq!(failed(send(fd, at, 8, 0)), libc::ENOTCONN);
             assert_eq!(failed(recv(fd, at, 8, 0)), libc::ENOTCONN);

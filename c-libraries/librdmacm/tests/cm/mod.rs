@@ -1,4 +1,4 @@
-//! The calls of a C program of the connection manager, with what most tests make of them.
+//! The calls of a C program of the connection manager, with the checks that most tests make.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use polyverbs_librdmacm::{address, bind, channel, connect, endpoint, events, id,
 /// A call of a function of the library, as C makes it.
 macro_rules! call {
     ($call:expr) => {{
-        // SAFETY: pointers are null, to what the test has, or to what the library made: it looks them up.
+        // SAFETY: pointers are null, to memory of the test, or to objects of the library, which looks them up.
         unsafe { $call }
     }};
 }
@@ -51,7 +51,7 @@ pub(crate) fn fetch(channel: *mut RdmaEventChannel) -> *mut RdmaCmEvent {
     fetched
 }
 
-/// The next event, acknowledged: what it was, of which identifier, and how it went.
+/// Acknowledges the next event; returns its kind, identifier and status.
 pub(crate) fn next(channel: *mut RdmaEventChannel) -> (c_int, *mut RdmaCmId, c_int) {
     let fetched = fetch(channel);
     let told = call!(((*fetched).event, (*fetched).id, (*fetched).status));
@@ -108,7 +108,7 @@ pub(crate) fn qp_state(of: *mut RdmaCmId) -> c_int {
     attr.qp_state
 }
 
-/// A listener at any port of an address, and where it is.
+/// A listener at any port of an address, and its address.
 pub(crate) fn listening(channel: *mut RdmaEventChannel, ip: &str) -> (*mut RdmaCmId, SocketAddr) {
     let listener = new_id(channel, port_space::TCP);
     let mut at = sockaddr(&format!("{ip}:0"));

@@ -1,4 +1,4 @@
-//! What a program may do in which state.
+//! The calls that a program may make in each state.
 
 use super::*;
 
@@ -148,7 +148,7 @@ fn a_request_is_repeated_for_a_while_to_a_listener_that_starts_late() {
     let asked = pair.ends[NEAR].poll_message().unwrap();
     pair.deliver(FAR, &asked);
     let refused = pair.ends[FAR].poll_message().unwrap();
-    // However often it is told so.
+    // Any number of these refusals must not end the request early.
     for _ in 0..300 {
         pair.deliver(NEAR, &refused);
     }

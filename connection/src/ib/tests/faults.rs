@@ -1,4 +1,4 @@
-//! A link that loses, doubles, reorders and delays.
+//! A link that loses, duplicates, reorders and delays messages.
 
 use super::*;
 
@@ -96,7 +96,7 @@ fn a_rep_that_only_an_mra_answers_is_given_up_with_a_rej() {
     pair.loses = Box::new(|_, message| message.name() == "REP");
     pair.sent();
     pair.events = [Vec::new(), Vec::new()];
-    // The one who asked waits too, and would give up as well.
+    // Only the timeouts of the passive side are handled, because the active one waits too and would give up as well.
     while pair.state(FAR, far).is_some() {
         let due = pair.ends[FAR].next_due().unwrap();
         pair.now = due;
@@ -193,7 +193,7 @@ fn traffic_establishes_a_connection_whose_rtu_is_lost() {
         Err(CmError::Connected)
     );
     assert_eq!(pair.ends[FAR].next_due(), None);
-    // One that comes late says nothing new.
+    // An RTU that arrives late has no effect.
     let rtu = polyverbs_wire::mad::cm::Rtu {
         local_comm_id: near.0,
         remote_comm_id: far.0,
@@ -261,7 +261,7 @@ fn a_lost_drep_is_said_again() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     pair.loses = loses_first(1, "DREP");
-    // The connection lingers for longer than the peer takes to ask again.
+    // The connection stays in TIMEWAIT for longer than the peer takes to repeat its DREQ.
     pair.ends[FAR]
         .connections
         .get_mut(&far.0)
@@ -279,7 +279,7 @@ fn a_lost_drep_is_said_again() {
     );
 }
 
-/// What a program does with what it is told.
+/// Answers an event as a program would.
 fn serve(pair: &mut Pair, end: usize, event: &Event, now: Time) {
     let manager = &mut pair.ends[end];
     match event {
@@ -350,9 +350,9 @@ fn run_with_faults(seed: u64) {
             let now = pair.now;
             pair.ends.iter_mut().for_each(|end| end.handle_timeout(now));
         }
-        assert!(turn < 19_999, "seed {seed}: it does not come to rest");
+        assert!(turn < 19_999, "seed {seed}: still not idle");
     }
-    // Whatever was lost: each end knows where it stands, and what has ended holds nothing.
+    // Whichever messages were lost, each connection is established or gone at each end.
     for end in [NEAR, FAR] {
         let manager = &pair.ends[end];
         let states = manager

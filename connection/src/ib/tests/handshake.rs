@@ -1,4 +1,4 @@
-//! Connections that come about and end as they should.
+//! Connections that begin and end without faults.
 
 use super::*;
 
@@ -136,7 +136,7 @@ fn a_handshake_yields_the_attributes_of_the_queue_pair() {
     assert_eq!(rts.timeout, Some(time::ack_timeout(15, 14)));
 }
 
-// Of what is captured of rdma-core's rping over rxe: whoever asked begins with the number of the REP.
+// The PSNs are from a capture of rdma-core's rping over rxe: the active side begins with the PSN of the REP.
 #[test]
 fn each_side_chooses_the_psn_at_which_the_other_begins() {
     let mut pair = Pair::new();
@@ -210,7 +210,7 @@ fn a_communication_id_is_not_reused_before_the_end_of_timewait() {
     ));
     assert_eq!(pair.state(FAR, far), Some(State::TimeWait));
 
-    // The same queue pair asks again: too early.
+    // The queue pair requests a connection again before the peer has left TIMEWAIT.
     let again = pair.ask(0x11);
     assert!(matches!(
         &pair.events(NEAR)[..],
@@ -325,7 +325,7 @@ fn an_xrc_target_has_responder_attributes_and_outlives_its_connection() {
     assert_eq!((req.responder_resources, req.retry_count), (0, 0));
     assert_eq!((req.rnr_retry_count, req.srq), (0, false));
     assert_eq!(req.initiator_depth, 2);
-    // Where annex A14 has them: the queue pair's number, depths, transport and its extension.
+    // The bytes of the fields of annex A14: the queue pair's number, depths, transport and its extension.
     let bytes = message.message.to_data();
     assert_eq!(bytes[32..36], [0, 0, 0x11, 0]);
     assert_eq!((bytes[36..39].to_vec(), bytes[39]), (vec![0; 3], 2));
@@ -361,7 +361,7 @@ fn an_xrc_target_has_responder_attributes_and_outlives_its_connection() {
     assert_eq!(pair.state(NEAR, near), Some(State::Established));
     let attributes = pair.ends[NEAR].qp_attributes(near, QpState::Rtr).unwrap();
     assert_eq!(attributes.dest_qp_num, Some(Qpn::new(0x99)));
-    // Each half is told what it needs, and no more.
+    // An initiator has no attributes of a responder.
     let of_a_responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
     assert!(!attributes.mask().intersects(of_a_responder));
 }

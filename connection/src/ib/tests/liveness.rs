@@ -15,7 +15,7 @@ fn pair() -> Pair {
 }
 
 impl Pair {
-    /// Time passes, with everything that is due in it.
+    /// Lets time pass, and handles each timeout that becomes due.
     fn pass(&mut self, time: Duration) {
         let until = self.now.after(time);
         while let Some(due) = self.ends.iter().filter_map(Manager::next_due).min()
@@ -39,7 +39,7 @@ impl Pair {
     }
 }
 
-// A killed process says nothing more and hears nothing.
+// A killed process neither sends nor receives messages.
 #[test]
 fn a_killed_peer_of_an_idle_connection_is_detected() {
     for gone in [NEAR, FAR] {
@@ -56,7 +56,7 @@ fn a_killed_peer_of_an_idle_connection_is_detected() {
         expected.sort();
         lost.sort();
         assert_eq!(lost, expected);
-        // Nothing is left of them, and nobody is asked for any more.
+        // The connections are gone, and no probe is due.
         pair.pass(Duration::from_secs(60));
         assert_eq!(pair.ends[waits].connections(), 0);
         assert_eq!(pair.ends[waits].next_due(), None);
@@ -66,7 +66,7 @@ fn a_killed_peer_of_an_idle_connection_is_detected() {
 #[test]
 fn a_stopped_peer_that_resumes_gets_a_dreq() {
     let mut pair = pair();
-    // Who is stopped looks for nobody either.
+    // A stopped process does not send probes either.
     pair.ends[FAR].options.liveness_interval = None;
     let (near, far) = pair.connected(0x11);
     pair.pass(Duration::from_secs(10));
@@ -77,7 +77,7 @@ fn a_stopped_peer_that_resumes_gets_a_dreq() {
     assert_eq!(pair.lost(FAR), []);
 }
 
-// One question and one answer each way, however many connections there are.
+// There is one probe and one answer in each direction, however many connections there are.
 #[test]
 fn idle_connections_cost_no_more_than_one_does() {
     let mut pair = pair();
@@ -119,7 +119,7 @@ fn a_peer_killed_right_after_connecting_is_detected() {
     }
 }
 
-// Another connection manager may leave a question about nothing unanswered: it is not gone for that.
+// Another implementation may not answer a DREQ for an unused communication ID, although it is alive.
 #[test]
 fn an_adapter_that_never_answered_probes_is_not_taken_for_dead() {
     let mut pair = pair();
@@ -130,9 +130,9 @@ fn an_adapter_that_never_answered_probes_is_not_taken_for_dead() {
     assert_eq!(pair.state(FAR, far), Some(State::Established));
 }
 
-// Numbers of queue pairs and connections of a process that was killed go to others.
+// The new process may get the queue pair numbers and communication IDs of the killed one.
 #[test]
-fn a_new_process_at_the_address_does_not_answer_probes_for_the_old_one() {
+fn a_new_process_answers_no_probes_for_the_old_one() {
     let mut pair = pair();
     let (near, _) = pair.connected(0x11);
     pair.pass(Duration::from_secs(10));
@@ -163,7 +163,7 @@ fn liveness_probes_do_not_disturb_a_disconnect() {
     assert_eq!(left, [(0, None), (0, None)]);
 }
 
-// Whoever makes up adapters makes nothing that stays.
+// A peer that invents adapters causes no lasting state.
 #[test]
 fn adapters_without_connections_are_not_probed() {
     let mut pair = pair();

@@ -1,4 +1,4 @@
-//! Messages that come again, come from elsewhere, or make no sense.
+//! Messages that are repeated, come from another address, or are invalid.
 
 use polyverbs_wire::mad::cm::{Dreq, Lap, Rej, Rep, Req};
 
@@ -66,7 +66,7 @@ fn a_connected_queue_pair_cannot_connect_again() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     pair.sent();
-    // The peer has started anew: it knows no connection, and has that number again.
+    // The peer has restarted: it has forgotten the connection, and uses the queue pair number again.
     pair.ends[NEAR].forget(near.0);
     let again = pair.ask(0x11);
     assert!(matches!(
@@ -76,7 +76,7 @@ fn a_connected_queue_pair_cannot_connect_again() {
     let names: Vec<_> = pair.sent().into_iter().map(|(_, name)| name).collect();
     assert_eq!(names, ["REQ", "REJ", "DREQ", "DREP"]);
     let Some(Event::Disconnected { id, .. }) = pair.events(FAR).pop() else {
-        panic!("the old connection is there still");
+        panic!("the old connection still exists");
     };
     assert_eq!(id, far);
 }
@@ -269,7 +269,7 @@ fn a_message_from_another_address_changes_nothing() {
 }
 
 #[test]
-fn a_flood_of_requests_makes_a_bounded_number_of_connections_and_answers() {
+fn a_flood_of_requests_gets_few_connections_and_answers() {
     let mut pair = Pair::new();
     pair.ends[FAR].options.max_outgoing = 60;
     let listener = pair.listener;
@@ -285,7 +285,7 @@ fn a_flood_of_requests_makes_a_bounded_number_of_connections_and_answers() {
         std::iter::from_fn(|| pair.ends[FAR].poll_message()).count()
     };
     assert_eq!(flood(SERVICE), 0);
-    // Each of these is answered with a REJ.
+    // Each of these requests draws a REJ, as long as there is room for outgoing messages.
     assert_eq!(flood(SERVICE + 1), 60);
     assert!(pair.ends[FAR].connections() <= 50);
     assert!(pair.ends[FAR].counts().unsent > 9_000);

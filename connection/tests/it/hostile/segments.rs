@@ -34,7 +34,7 @@ impl<'t> Bare<'t> {
         Self::with_markers(target, false)
     }
 
-    /// A peer that asks for markers in what it receives, or for none; in what it sends they are where the device asks for them.
+    /// A peer that asks for markers in the frames that it receives, if `asks`. It sends markers if the device asks.
     fn with_markers(target: &'t Target, asks: bool) -> Self {
         let mut bytes = [0; 64];
         let mut start = Start::new(Kind::Request, None, b"").unwrap();

@@ -53,7 +53,7 @@ fn of(fragments: &[Vec<u8>]) -> Capture {
     )
 }
 
-/// The packet that a fragment has completed, which is of RoCE and has a right ICRC.
+/// The packet that a fragment has completed: a RoCE packet with a right ICRC.
 fn completed(packet: &Packet) -> &Packet {
     let whole = packet.reassembled.as_ref().expect("the last fragment");
     let Content::Roce(roce) = &whole.content else {

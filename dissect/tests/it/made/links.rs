@@ -47,7 +47,7 @@ fn on_every_link(ethertype: u16, packet: &[u8]) -> Vec<(LinkType, Vec<u8>)> {
 }
 
 #[test]
-fn packets_are_found_behind_every_link() {
+fn packets_are_found_on_every_link_type() {
     let v4 = on_every_link(ethertype::IPV4, &roce_v4(b"hello"));
     let v6 = on_every_link(ethertype::IPV6, &roce_v6(b"hello"));
     let packets: Vec<_> = v4
@@ -175,8 +175,8 @@ fn an_invalid_datagram_on_the_port_of_rocev2_is_a_complaint() {
     let packets = [
         with(28, 0x15), // Opcode.
         with(29, 0x31), // Version of the transport.
-        with(25, 4),    // UDP's length.
-        with(24, 0xff), // The same.
+        with(25, 4),    // UDP's length, too small.
+        with(24, 0xff), // UDP's length, too large.
     ];
     let capture = dissected(&packets);
     assert_eq!(capture.summary.complaints, 4);

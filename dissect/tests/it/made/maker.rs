@@ -23,7 +23,7 @@ pub(crate) fn captured(link_type: LinkType, octets: Vec<u8>) -> Captured {
     }
 }
 
-/// What the dissector makes of packets; they are built again on the way.
+/// Dissects packets, and checks that they are built again unchanged.
 pub(crate) fn dissected(packets: &[Captured]) -> Capture {
     let mut dissector = Dissector::new();
     let forms = packets
@@ -105,7 +105,7 @@ fn udp(datagram: &[u8]) -> Vec<u8> {
     [octets_of(&header), datagram.to_vec()].concat()
 }
 
-/// A packet, right for this envelope.
+/// A packet whose ICRC is right in this envelope.
 fn datagram(envelope: &Envelope, mut headers: Headers, payload: &[u8]) -> Vec<u8> {
     let pad = pad_count(payload.len());
     headers.bth.pad_count = pad;
@@ -123,7 +123,7 @@ fn datagram(envelope: &Envelope, mut headers: Headers, payload: &[u8]) -> Vec<u8
     datagram
 }
 
-/// A SEND, right for this envelope.
+/// A SEND whose ICRC is right in this envelope.
 fn send(envelope: &Envelope, payload: &[u8]) -> Vec<u8> {
     let headers = Headers {
         bth: Bth {
@@ -157,7 +157,7 @@ pub(crate) fn roce_v4(payload: &[u8]) -> Vec<u8> {
     ipv4(protocol::UDP, 0, &udp(&send(&envelope, payload)))
 }
 
-/// A datagram of several packets, each with a payload, as the kernel joins them.
+/// A datagram of several packets that the kernel has joined, one for each payload.
 pub(crate) fn joined_v4(payloads: &[&[u8]], identification_counts: bool) -> Vec<u8> {
     let packets = payloads.iter().zip(0x1234..).map(|(payload, counted)| {
         let envelope = Envelope {
@@ -193,7 +193,7 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn pair(responder_port: u16) -> (Self, Self) {
-        // Both numbers wrap within the first hundred octets.
+        // The sequence numbers of both directions wrap within the first hundred bytes.
         let end = |from| Self {
             from,
             next: u32::MAX - 40,

@@ -19,7 +19,7 @@ static CAPTURED: LazyLock<Vec<Vec<Captured>>> = LazyLock::new(|| {
         "captures/siw_rping",
         "captures/siw_write",
     ];
-    // Of one packet or a few: together they are a capture.
+    // Each file has one or a few packets; together they are a capture.
     let files = [
         "files/cut-gro",
         "files/cut-vxlan",
@@ -91,7 +91,7 @@ fn apply(packets: &mut Vec<Captured>, change: &Change) {
 }
 
 proptest! {
-    // `dissected` builds what it takes apart again, and compares.
+    // `dissected` builds the packets again and compares them.
     #[test]
     fn every_capture_is_encoded_again(
         which in any::<Index>(),

@@ -288,7 +288,7 @@ fn packets_that_are_sent_again_complete_nothing() {
 }
 
 #[test]
-fn a_packet_that_was_not_captured_costs_its_message_and_is_no_complaint() {
+fn a_missing_packet_costs_its_message_and_is_no_complaint() {
     let mut made = Made::new();
     for sequence in 1..4 {
         made.message(0, header(sequence, 5000), &pattern(5000));
@@ -296,7 +296,7 @@ fn a_packet_that_was_not_captured_costs_its_message_and_is_no_complaint() {
     for at in 2..made.packets.len() {
         let mut packets = made.packets.clone();
         packets.remove(at);
-        // The receiver has asked for it, and for what follows.
+        // The responder's NAK makes the requester retransmit this packet and the following ones.
         packets.extend_from_slice(&made.packets[at..]);
         let capture = dissected(&packets);
         assert_eq!(complaints(&capture), [""; 0], "{at}");
@@ -328,14 +328,14 @@ fn reads_and_writes_between_fragments_lose_nothing() {
 }
 
 #[test]
-fn a_connection_whose_beginning_is_missing_or_of_another_service_is_not_rds() {
+fn a_connection_is_rds_only_if_its_request_names_the_port() {
     let mut made = Made::new();
     made.message(0, header(1, 5), b"hello");
     let late = dissected(&made.packets[2..]);
     assert_eq!(complaints(&late), [""; 0]);
     assert!(rds(&late).is_empty());
 
-    // The same queue pairs, connected anew for something else.
+    // The queue pairs are connected again, to the port of another service.
     let mut packets = made.packets.clone();
     packets.extend([cm(0, request(4420)), cm(1, reply())]);
     packets.push(made.packets[2].clone());
@@ -343,7 +343,7 @@ fn a_connection_whose_beginning_is_missing_or_of_another_service_is_not_rds() {
 }
 
 #[test]
-fn what_is_wrong_in_a_fragment_is_a_complaint() {
+fn a_fault_in_a_fragment_is_a_complaint() {
     let complaint = |sends: &[&[u8]]| {
         let mut made = Made::new();
         sends.iter().for_each(|octets| made.send(0, octets));
@@ -395,7 +395,7 @@ fn what_is_wrong_in_a_fragment_is_a_complaint() {
 }
 
 #[test]
-fn what_is_behind_private_data_is_a_complaint() {
+fn bytes_after_private_data_are_a_complaint() {
     let mut reply = reply();
     reply.private_data.0[40] = 1;
     let capture = dissected(&[cm(0, request(PORT)), cm(1, reply)]);
@@ -421,7 +421,7 @@ fn padding_and_a_header_without_a_checksum_are_kept() {
     assert_eq!(verdicts, [Verdict::Unused, Verdict::Right]);
 }
 
-/// A stream of iWARP to RDS's port.
+/// An iWARP stream to the port of RDS.
 pub(crate) fn stream() -> Vec<Captured> {
     let (mut initiator, mut responder) = End::pair(PORT);
     let start = |kind, from| {

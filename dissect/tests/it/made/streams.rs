@@ -10,7 +10,7 @@ use polyverbs_wire::layout::Header as _;
 
 use crate::made::maker::{End, complaints, dissected};
 
-/// A connection: what the two ends ask for, and what the initiator has to say.
+/// A connection: its initiator, its framing, and the packets of both ends.
 struct Made {
     initiator: End,
     sender: Direction,
@@ -122,7 +122,7 @@ fn segments_may_come_in_any_order_and_twice() {
         stream.extend(made.frame(&write(chunk)));
     }
     stream.chunks(333).for_each(|piece| made.send(piece));
-    // Behind the handshake, the last comes first.
+    // After the handshake, the segments arrive in reverse order.
     made.packets[5..].reverse();
     let again = made.packets[6..9].to_vec();
     made.packets.extend(again);
@@ -137,7 +137,7 @@ fn segments_before_the_request_wait_for_it() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"early"));
     made.send(&frame);
-    // Frame, reply, request.
+    // The order is: frame, reply, request.
     made.packets[3..].reverse();
     let capture = dissected(&made.packets);
     assert_eq!(written(&capture), b"early");
@@ -196,7 +196,7 @@ fn a_wrong_crc_is_a_complaint_and_the_next_frame_is_found() {
 }
 
 #[test]
-fn frames_behind_a_wrong_marker_are_not_parsed() {
+fn frames_after_a_wrong_marker_are_not_parsed() {
     let mut made = Made::new(true, false);
     let mut frame = made.frame(&write(b"hello"));
     frame[3] = 4;
@@ -234,7 +234,7 @@ fn an_invalid_segment_is_a_complaint() {
 }
 
 #[test]
-fn truncation_by_the_capture_is_no_complaint_but_by_the_sender_is() {
+fn a_frame_cut_by_the_capture_is_no_fault_of_its_sender() {
     for ends in [false, true] {
         let mut made = Made::new(false, true);
         let frame = made.frame(&write(b"hello"));
@@ -361,7 +361,7 @@ fn the_same_ports_may_serve_another_connection() {
     let mut other = Made::new(true, true);
     let frame = other.frame(&write(b"two"));
     other.send(&frame);
-    // Its numbers are others.
+    // The new connection has other sequence numbers.
     other.packets.clear();
     let (mut initiator, mut responder) = End::pair(7174);
     (initiator.next, responder.next) = (77, 99);

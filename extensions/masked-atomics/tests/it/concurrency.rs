@@ -1,4 +1,4 @@
-//! Many threads, one word: every sum is exact, and no carry crosses a field.
+//! Many threads add to one word: every sum is exact, and no carry crosses a field.
 
 use std::thread;
 
@@ -17,7 +17,7 @@ fn rounds() -> u64 {
     }
 }
 
-// What the queue pair of this number adds each time: something to each field.
+// The number that this queue pair adds each time; no field of it is zero.
 fn addend(number: u64) -> u64 {
     (0..4).fold(0, |word, field| {
         let small = (number * 7919 + field * 104_729 + 1) & 0xffff;

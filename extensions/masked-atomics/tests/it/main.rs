@@ -1,4 +1,4 @@
-//! Masked atomics on the wire, and of several threads.
+//! Masked atomics on the wire, and by several threads.
 
 mod concurrency;
 mod wire;

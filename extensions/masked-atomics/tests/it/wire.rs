@@ -1,4 +1,4 @@
-//! How masked atomics travel, and what becomes of them where nobody emulates them.
+//! The encoding of masked atomics on the wire, and their refusal by a device that does not emulate them.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use verbs_api::{
     wr::{self, PostReason},
 };
 
-/// A link on which frames are noted, and some of the first device's answers are lost.
+/// A link that records frames and loses some of the first device's answers.
 struct Watched<H> {
     inner: SharedLink<H>,
     log: Mutex<Vec<OwnedFrame<H>>>,
@@ -108,8 +108,8 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
         }
     }
 
-    // Posts the request of `make` against eight far bytes of value 0xff, and answers how it ended, what came back and
-    // what the bytes are then.
+    // Posts the request of `make` against eight far bytes with the value 0xff. Returns its status, the result that it
+    // returned, and the value of the bytes afterwards.
     fn run(
         &self,
         make: impl FnOnce(&Qp, Sge, RemoteAddress) -> Result<(), PostReason>,
@@ -277,7 +277,7 @@ fn a_device_without_the_extension_refuses_its_opcodes_as_unknown() {
             Message::Untagged(_, Rdmap::Terminate) => frame.payload.first_chunk(),
             _ => None,
         });
-    // Layer and type, code: an unexpected opcode.
+    // Each pair is layer and type, and the code of an unexpected opcode.
     assert_eq!(codes.collect::<Vec<_>>(), [&[0x02, 0x06]]);
 }
 

@@ -488,7 +488,7 @@ fn a_successor_does_not_wait_for_its_predecessors_room() {
     assert!(!reader.arm_bell());
 }
 
-// ---- nonsense
+// ---- corrupt rings
 
 /// Fields of an element, in words.
 const LENGTH: usize = 1;
@@ -604,7 +604,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    // A record that arrives may be nonsense then, but never longer than a record may be, nor from another range.
+    // A record that arrives may have any content then, but is never too long, nor from another range.
     #[test]
     fn random_writes_to_the_memory_are_tolerated(steps in prop::collection::vec(step(), 1..120)) {
         let (shm, [mut writer, mut reader]) = pair();

@@ -369,7 +369,7 @@ fn the_thread_delivers_while_no_thread_polls() {
 }
 
 #[test]
-fn at_one_address_frames_go_through_memory_and_without_a_checksum() {
+fn at_one_address_frames_use_memory_and_no_checksum() {
     let (one, other) = (link("127.0.3.165", 47_080), link("127.0.3.165", 47_080));
     let payload: Vec<u8> = (0..4096).map(|at| at as u8).collect();
     for (from, to) in [(&one, &other), (&other, &one), (&one, &one)] {

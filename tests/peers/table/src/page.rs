@@ -6,11 +6,11 @@ use crate::results::Results;
 use crate::rows::{Group, Row};
 
 const BEGINNING: &str = "\
-# Programs of others
+# Programs of other projects
 
-Unmodified programs over our C libraries, by `polyverbs run`. Each row is one of `tests/peers/table/rows`: how the program is
-installed, how it is run, and what it has to print. This page is made of the last results by
-`tests/peers/table/run --page docs/programs.md`.
+Unmodified programs over our C libraries, under `polyverbs run`. Each row is one of `tests/peers/table/rows`, which says how
+the program is installed, how it is run, and what it has to print. `tests/peers/table/run --page docs/programs.md` makes
+this page from the last results.
 ";
 
 pub(crate) fn text(groups: &[Group], results: &Results) -> String {

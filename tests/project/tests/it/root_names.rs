@@ -1,4 +1,4 @@
-//! The root of the API is small, and a glob import of it hides nothing that every program has.
+//! The root of the API is small, and a glob import of it hides no name of the prelude.
 
 use std::collections::BTreeSet;
 

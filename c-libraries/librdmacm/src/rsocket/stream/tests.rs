@@ -27,7 +27,7 @@ fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
     pair_from(None, prepare)
 }
 
-// The same, where the connecting one is bound.
+// Two connected sockets, the connecting one bound to `from` if that is given.
 fn pair_from(from: Option<SocketAddr>, prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
     let listener = Stream::new(Family::V4);
     prepare(&listener);
@@ -302,7 +302,7 @@ fn mapped_memory_is_written_before_what_is_sent_behind() {
     let (active, passive) = pair(small);
     let mut room = vec![0_u8; 20_000];
     let address = room.as_mut_ptr();
-    // SAFETY: it lives until it is unmapped below, and is looked at when the peer has written it.
+    // SAFETY: the memory lives until it is unmapped below, and is read only when the peer has written it.
     let mapped = unsafe { passive.map(address, 20_000, true, Some(7_000)) };
     assert_eq!(mapped, Ok(7_000));
     send_all(&passive, b"go");

@@ -192,7 +192,7 @@ fn a_read_sink_without_remote_write_is_refused_locally() {
         assert_eq!(
             lab.b.terminated(),
             Some((0, 0, 0)),
-            "a fault of its own is told as one"
+            "the Terminate reports a local fault"
         );
     });
 }
