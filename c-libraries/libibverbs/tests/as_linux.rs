@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd as _;
 use std::{mem, ptr};
 
 use polyverbs_libibverbs::abi::{
-    self, IbvContext, IbvCq, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpEx, IbvQpInitAttr,
-    IbvQpInitAttrEx, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, access, qp_type,
+    self, IbvContext, IbvCq, IbvMr, IbvParentDomainInitAttr, IbvPd, IbvQp, IbvQpAttr, IbvQpEx,
+    IbvQpInitAttr, IbvQpInitAttrEx, IbvRecvWr, IbvSendWr, IbvSge, IbvTd, IbvWc, access, qp_type,
 };
 use polyverbs_libibverbs::{cq, device, mr, mw, open, pd, post, qp, qp_ex, query};
 
@@ -191,11 +191,29 @@ struct Loop {
     pd: *mut IbvPd,
     queue: *mut IbvCq,
     qp: *mut IbvQp,
+    /// A thread domain, and the parent domain of it and of the protection domain, to which the queue pair belongs.
+    thread: Option<(*mut IbvTd, *mut IbvPd)>,
 }
 
 impl Loop {
     fn new(min_rnr_timer: u8) -> Self {
         Self::made_by(min_rnr_timer, |_, pd, init| call!(qp::create(pd, init)))
+    }
+
+    /// A connection that the program promises to use from one thread at a time.
+    fn of_one_thread() -> Self {
+        let mut thread = None;
+        let mut connection = Self::made_by(0, |context, pd, init| {
+            let td = call!(pd::alloc_td(context, ptr::null()));
+            let mut attr: IbvParentDomainInitAttr = zeroed();
+            (attr.pd, attr.td) = (pd, td);
+            let parent = call!(pd::alloc_parent(context, &raw const attr));
+            assert!(!td.is_null() && !parent.is_null(), "{:?}", last());
+            thread = Some((td, parent));
+            call!(qp::create(parent, init))
+        });
+        connection.thread = thread;
+        connection
     }
 
     /// A connection whose queue pair has the extended interface.
@@ -252,11 +270,29 @@ impl Loop {
             pd,
             queue,
             qp,
+            thread: None,
         }
     }
 }
 
 impl Loop {
+    /// Sends an immediate to the queue pair itself. Returns the completions of the send and of the receive.
+    fn exchange(&self) -> [IbvWc; 2] {
+        const SEND_WITH_IMM: c_int = 3;
+        const SIGNALED: u32 = 2;
+        let mut receive: IbvRecvWr = zeroed();
+        let mut send: IbvSendWr = zeroed();
+        (send.opcode, send.send_flags) = (SEND_WITH_IMM, SIGNALED);
+        let (mut no_receive, mut no_send) = (ptr::null_mut(), ptr::null_mut());
+        let posted = call!(post::recv(self.qp, &raw mut receive, &raw mut no_receive));
+        assert_eq!(posted, 0);
+        let posted = call!(post::send(self.qp, &raw mut send, &raw mut no_send));
+        assert_eq!(posted, 0);
+        let mut both = [self.done(), self.done()];
+        both.sort_by_key(|done| done.opcode);
+        both
+    }
+
     fn done(&self) -> IbvWc {
         test_kit::waiting::until_some(|| {
             let mut done: IbvWc = zeroed();
@@ -269,6 +305,11 @@ impl Drop for Loop {
     fn drop(&mut self) {
         assert_eq!(call!(qp::destroy(self.qp)), 0);
         assert_eq!(call!(cq::destroy(self.queue)), 0);
+        if let Some((td, parent)) = self.thread {
+            assert_eq!(call!(pd::dealloc(self.pd)), libc::EBUSY);
+            assert_eq!(call!(pd::dealloc(parent)), 0);
+            assert_eq!(call!(pd::dealloc_td(td)), 0);
+        }
         assert_eq!(call!(pd::dealloc(self.pd)), 0);
         assert_eq!(call!(open::close_device(self.context)), 0);
     }
@@ -417,28 +458,24 @@ fn the_hop_limit_of_a_path_to_one_host_is_the_routes() {
 fn receives_of_connections_have_the_grh_flag_as_with_rxe() {
     const GRH: u32 = 1;
     const WITH_IMM: u32 = 2;
-    const SEND_WITH_IMM: c_int = 3;
-    const SIGNALED: u32 = 2;
-    let connection = Loop::new(0);
-    let mut receive: IbvRecvWr = zeroed();
-    let mut send: IbvSendWr = zeroed();
-    (send.opcode, send.send_flags) = (SEND_WITH_IMM, SIGNALED);
-    let (mut no_receive, mut no_send) = (ptr::null_mut(), ptr::null_mut());
-    let posted = call!(post::recv(
-        connection.qp,
-        &raw mut receive,
-        &raw mut no_receive
-    ));
-    assert_eq!(posted, 0);
-    let posted = call!(post::send(connection.qp, &raw mut send, &raw mut no_send));
-    assert_eq!(posted, 0);
-    let mut flags = [None; 2];
-    while flags.contains(&None) {
-        let done = connection.done();
-        assert_eq!(done.status, 0);
-        flags[usize::from(done.opcode >= 128)] = Some(done.wc_flags);
-    }
-    assert_eq!(flags, [Some(0), Some(GRH | WITH_IMM)]);
+    let done = Loop::new(0).exchange();
+    assert_eq!(done.each_ref().map(|done| done.status), [0, 0]);
+    assert_eq!(done.map(|done| done.wc_flags), [0, GRH | WITH_IMM]);
+}
+
+// covers 3.36
+#[test]
+fn objects_of_a_thread_domain_behave_like_others() {
+    let [plain, single] = [Loop::new(0), Loop::of_one_thread()].map(|connection| {
+        let domain = connection.thread.map_or(connection.pd, |(_, parent)| parent);
+        let mut memory = [0_u8; 64];
+        let region = register(domain, memory.as_mut_ptr(), memory.len(), LOCAL_WRITE);
+        assert!(!region.is_null(), "{:?}", last());
+        let done = connection.exchange();
+        assert_eq!(call!(mr::dereg(region)), 0);
+        done.map(|done| (done.status, done.opcode, done.wc_flags, done.byte_len))
+    });
+    assert_eq!(plain, single);
 }
 
 // covers 2.44 2.47

@@ -82,8 +82,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-c-libraries",
         &["polyverbs-libibverbs", "polyverbs-librdmacm"],
     ),
-    // The command writes the configuration of a program, and the libraries read it.
-    ("polyverbs-configuration", &["verbs-api", "polyverbs"]),
+    // The command writes the configuration of a program, and the libraries read it. Its manifest says why it names the formats.
+    (
+        "polyverbs-configuration",
+        &["verbs-api", "polyverbs", "polyverbs-wire"],
+    ),
     // The preloaded library redirects paths, and knows the owner of each descriptor.
     ("polyverbs-redirect", &[]),
     // Protocols on the facade name the extensions that they use.

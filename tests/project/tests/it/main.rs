@@ -9,4 +9,5 @@ mod no_os_calls;
 mod overflow_checks;
 mod root_examples;
 mod root_names;
+mod shared_builds;
 mod untested_targets;
