@@ -21,7 +21,7 @@ pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
 /// Runs `work`, which may fail, `turns` times and returns the mean time of a run in nanoseconds.
 ///
 /// # Errors
-/// The first error of `work`, after which it is not run again.
+/// The first error of `work`, which is not run again after that.
 #[inline]
 pub fn timed<E>(turns: u64, mut work: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let began = Instant::now();
@@ -39,8 +39,8 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// One measurement of a figure: readings of its yardstick `before` and `after` it, and the `pace`, which is the slower of
-/// the readings before and after.
+/// One measurement of a figure: readings of the yardstick `before` and `after` the measurement, and the `pace`, which
+/// is the slower of the paces before and after.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     before: f64,
@@ -128,8 +128,8 @@ impl Samples {
         Self::take_at(rounds, pace, yardstick, figure)
     }
 
-    /// Does what [`take`](Self::take) does, but calls `pace` for the pace, in nanoseconds per step. For a figure of several
-    /// threads `pace` returns that of the slowest.
+    /// Takes samples as [`take`](Self::take) does, but calls `pace` for the pace, in nanoseconds per step. For a figure
+    /// of several threads, `pace` returns the pace of the slowest thread.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -157,8 +157,7 @@ impl Samples {
         median(self.counted().map(|sample| sample.yardstick()))
     }
 
-    /// Returns the median of the ratio of figure to yardstick, over the samples that count; each ratio is that of one
-    /// sample.
+    /// Returns the median, over the samples that count, of the sample's ratio of figure to yardstick.
     pub fn ratio(&self) -> f64 {
         median(
             self.counted()
@@ -183,7 +182,7 @@ impl Samples {
     }
 }
 
-/// At most this many times as many samples are taken as are to count.
+/// [`Samples::take`] takes at most this many times as many samples as are to count.
 const PATIENCE: usize = 8;
 
 /// If fewer samples than this are undisturbed, their median means little, and all samples count.

@@ -25,7 +25,7 @@ pub(crate) const WRITE: u32 = 64 << 10;
 const DEPTH: u64 = 16;
 /// The number of bytes of memory that each of the two devices registers for a stream of writes.
 const MEMORY: usize = 2 << 20;
-/// A stream of writes that takes longer fails.
+/// The longest time that a stream of writes may take; a longer one fails.
 const TOO_LONG: Duration = Duration::from_secs(10);
 /// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14_791;
@@ -34,7 +34,7 @@ const PORT: u16 = 14_791;
 /// dropped.
 type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + Send>);
 
-/// A device, and the queue pair, completion queue and memory that it has for RDMA writes.
+/// A device, and the queue pair, completion queue and memory that the device has for a stream of RDMA writes.
 struct End {
     side: Side,
     rig: Rig,
@@ -85,7 +85,7 @@ impl WiredPair {
         })
     }
 
-    /// Creates two iWARP devices and connects them over TCP. `crc` is whether they ask for a CRC in each FPDU.
+    /// Creates two iWARP devices and connects them over TCP. If `crc` is true, they ask for a CRC in each FPDU.
     ///
     /// # Errors
     /// Those of [`roce`](Self::roce).
