@@ -51,11 +51,13 @@ pub(crate) const WINDOW: u32 = 1 << 20;
 const WINDOWS: u32 = 8;
 /// The length of the longest file name in bytes.
 const LONGEST: usize = 255;
-/// If no completion arrives for this long, a side probes whether the other still exists.
+/// If no completion arrives for this long, client or server probes whether the other side still exists.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long a waiting side sleeps at a time.
+/// How long a waiting client or server sleeps before it checks again whether it was interrupted or the connection was
+/// lost.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The `wr_id` of such a probe, which no other request has.
+/// The `wr_id` of send requests whose completions need no action: probes whether the other side exists, and messages
+/// for whose completions the sender does not wait.
 const LOOK: u64 = u64::MAX;
 
 /// Set when the program has been interrupted: a side that waits then fails, and removes its files.
@@ -86,7 +88,7 @@ impl Default for CopyOptions {
     }
 }
 
-/// The result of a copy.
+/// The result of copying a file from the client to the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
     /// The number of bytes of the file.
@@ -99,7 +101,7 @@ pub(crate) struct Copied {
     pub(crate) client_digest: Digest,
     /// The digest of the bytes that the server wrote to its file.
     pub(crate) server_digest: Digest,
-    /// The time from the first request to the last answer.
+    /// The time from the client's first request to the server's last answer.
     pub(crate) elapsed: Duration,
 }
 
@@ -184,7 +186,8 @@ pub(crate) fn copy(
     })
 }
 
-/// What one side has moved: the number of bytes and of requests, and the digest.
+/// What the client has lent or the server has fetched: the number of bytes, the number of requests for them, and the
+/// SHA-256 of the bytes.
 #[derive(Default)]
 struct Moved {
     bytes: u64,
@@ -194,7 +197,7 @@ struct Moved {
     peer_digest: Digest,
 }
 
-/// An error with the operation that failed.
+/// The error of a failed operation, and the description of that operation.
 #[derive(Debug)]
 struct Failed {
     what: String,
@@ -423,7 +426,7 @@ impl Side {
     }
 }
 
-/// A buffer of the client that it repeatedly gives the server access to.
+/// A buffer of the client, to which the client repeatedly gives the server access.
 struct Lent {
     memory: Memory,
     access: RemoteAccess,
@@ -439,10 +442,11 @@ fn is_look(done: &Completion) -> bool {
     !done.opcode.is_receive() && done.wr_id == LOOK
 }
 
-/// The access rights that each side permits the other: to read lent memory, and to probe by a write of no bytes.
+/// The access rights that client and server grant to each other: to read lent memory, and to probe by an RDMA write of
+/// no bytes.
 pub(crate) const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Returns the options to connect a queue pair whose peer has these rights.
+/// Returns the options to connect a queue pair that permits its peer RDMA reads and writes ([`RIGHTS`]).
 pub(crate) fn open_to_reads() -> PathOptions {
     PathOptions::new().access(RIGHTS)
 }
@@ -463,13 +467,13 @@ fn hang_up(qp: &Qp) {
     drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
 }
 
-/// The state of one of the client's windows that was lent to the server: it can be used again when all these events have
-/// happened.
+/// The state of a window that the client has lent to the server. The client can lend the window again when its own
+/// requests for it have completed and the server has returned it.
 #[derive(Clone, Copy, Default)]
 struct Loan {
     length: u64,
-    /// How many of the client's requests for the window are outstanding: the one that registers it, and the message about
-    /// it.
+    /// How many of the client's requests for the window are outstanding: the one that registers the window, and the
+    /// message that lends it to the server.
     own_requests: u8,
     is_with_server: bool,
 }
