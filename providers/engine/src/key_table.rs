@@ -69,7 +69,7 @@ pub enum KeyState {
     Valid = 2,
 }
 
-/// New memory for a region that exists.
+/// New memory for an existing memory region, which replaces the region's present memory.
 pub struct Translation {
     /// The new memory.
     pub memory: RegionMemory,
@@ -97,7 +97,7 @@ impl Translation {
 pub struct KeyFields {
     /// The low byte of the key, which the consumer owns.
     pub key: u8,
-    /// Whether the key opens memory.
+    /// Whether the key opens memory at present.
     pub state: KeyState,
     /// The kind of object that the key names.
     pub kind: KeyKind,
@@ -105,7 +105,7 @@ pub struct KeyFields {
     pub access: Access,
     /// The protection domain of the region or window.
     pub pd: u32,
-    /// The address by which requests name the first byte.
+    /// The address by which requests name the first byte that the key opens.
     pub iova: u64,
     /// The number of bytes that the key opens.
     pub length: u64,
@@ -185,7 +185,7 @@ impl KeyFields {
     }
 }
 
-/// The words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
+/// The number of words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
 const WORDS: usize = 7;
 
 /// The slot of one key. A check reads one cache line.
@@ -197,8 +197,8 @@ struct Slot {
     keep: Mutex<Keep>,
 }
 
-/// Objects that keep the memory of a key alive. They change together with the fields, and a replaced one is dropped when
-/// all pins of that time have ended.
+/// The objects that keep the memory of a key alive. They change together with the key's fields, and a replaced object
+/// is dropped when all pins of that time have ended.
 #[derive(Default)]
 struct Keep {
     memory: Option<RegionMemory>,
@@ -363,7 +363,7 @@ unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
 /// How the device's own program uses a key, in a request or a receive.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalUse {
-    /// The protection domain of the queue pair or shared receive queue.
+    /// The protection domain of the queue pair or shared receive queue whose request or receive uses the key.
     pub pd: u32,
     /// Whether the memory is a private buffer, which the program has lent with the request.
     pub private: bool,
@@ -385,11 +385,11 @@ pub struct RemoteUse {
 /// The part of a region to which a window is to be bound, and the rights of the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
-    /// The local key of the region.
+    /// The L_Key of the memory region to which the window is bound.
     pub region: u32,
-    /// The address of the first byte, as requests to the region name it.
+    /// The address of the part's first byte, as requests to the region name that byte.
     pub addr: u64,
-    /// The number of bytes; 0 unbinds a window of type 1.
+    /// The number of bytes of the part; 0 unbinds a window of type 1.
     pub length: u64,
     /// The rights that the window grants to peers.
     pub access: Access,
@@ -601,13 +601,14 @@ impl KeyTable {
         (fields.state != KeyState::Unused).then_some(fields)
     }
 
-    /// Returns a key with the low byte that its index has at present.
+    /// Returns `key` with its low byte replaced by the one that the key's index has at present.
     pub(crate) fn current(&self, key: u32) -> u32 {
         let byte = self.fields(key).map_or(key as u8, |fields| fields.key);
         key & !0xff | u32::from(byte)
     }
 
-    /// Returns whether the window with the key `window` is bound to the region with the key `region`.
+    /// Returns whether the memory window with the key `window` is bound to the memory region with the key `region`. The
+    /// low bytes of the keys do not matter.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
         let parent = self.fields(window).and_then(|fields| fields.parent());
         parent == Some(u64::from(self.index(region)))
