@@ -38,7 +38,7 @@ const MOST_ARRIVALS_OF_ONE: usize = 16;
 const MOST_PEERS: usize = 1024;
 
 /// How often a path without a connection checks whether a connection that its peer has requested, and this side has
-/// accepted, is still being completed. Until then it requests none itself.
+/// accepted, is still being completed. Meanwhile the path requests no connection itself.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often the leader, the process that peers connect to, asks its driver which process of the address has a port, and
@@ -95,7 +95,7 @@ pub enum PortError {
     /// Port 1 is reserved for the messages that hosts exchange about themselves.
     #[error("port 1 is reserved")]
     Reserved,
-    /// Port 0, any free port, was requested and sockets have all of them.
+    /// Port 0 (any free port) was requested, but sockets have all ports.
     #[error("every port is in use")]
     Exhausted,
 }
@@ -114,11 +114,11 @@ pub enum Refused {
 /// A message that a socket sends.
 #[derive(Debug)]
 pub struct Outbound<F, O> {
-    /// The destination.
+    /// The address and RDS port of the socket to which the message goes.
     pub to: SocketAddr,
     /// Length of the payload, in bytes.
     pub length: u32,
-    /// The payload.
+    /// The payload of the message, in fragments.
     pub fragments: Fragments<F>,
     /// An RDMA operation or atomic on the peer's memory, which is posted before the message; `None` for none.
     pub attached: Option<Attached<O>>,
@@ -129,7 +129,7 @@ pub struct Outbound<F, O> {
 /// Something that a socket receives.
 #[derive(Debug)]
 pub enum Inbound<F> {
-    /// A message.
+    /// A message that has arrived for the socket.
     Message(Queued<F>),
     /// The outcomes of RDMA operations and atomics of this socket.
     Statuses(Vec<RdmaStatus>),
@@ -170,7 +170,7 @@ pub enum Action {
     Adopt {
         /// The path that gets the connection.
         path: PathId,
-        /// The accepted request.
+        /// The accepted connection request.
         arrival: ArrivalId,
         /// The private data of the peer, which the driver passes to [`Host::handle_connected`].
         told: ConnectData,
@@ -185,7 +185,7 @@ pub enum Action {
     Used {
         /// The socket that registered the memory.
         socket: SocketId,
-        /// The key of the memory.
+        /// The R_Key of the memory.
         rkey: u32,
     },
 }
@@ -204,15 +204,15 @@ pub enum Process {
 /// The answer to a connection request, which the driver carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Accept the request.
+    /// Accept the connection request.
     Accept {
-        /// Identifies the request. When the peer completes the connection, the driver calls [`Host::handle_accepted`]; if
-        /// it does not, [`Host::handle_withdrawn`].
+        /// Identifies the accepted connection request. The driver calls [`Host::handle_accepted`] when the peer
+        /// completes the connection, or [`Host::handle_withdrawn`] if the peer does not.
         arrival: ArrivalId,
-        /// The private data of the reply.
+        /// The private data of the connection reply.
         data: ConnectData,
     },
-    /// Refuse the request.
+    /// Refuse the connection request.
     Refuse,
 }
 
@@ -250,13 +250,13 @@ struct Peer<F, O> {
     map: CongestionMap,
     /// Only in the leader's paths to members, the other processes of its address: the congested ports of the member.
     member_map: CongestionMap,
-    /// No process was listening at the address and port of the last connection request.
+    /// Whether no process was listening at the address and port of the path's last connection request.
     is_absent: bool,
     /// The work requests that a cancel or close waits for, each with its number and the time at which this side ends the
     /// connection if the request has not completed.
     awaited: Vec<(u64, Duration)>,
-    /// A socket could not send because of congestion and waits for the peer's next congestion map, so that the path has to
-    /// stay connected.
+    /// Whether a socket could not send because of congestion and waits for the peer's next congestion map, so that the
+    /// path has to stay connected.
     is_asked: bool,
     /// The number ([`ConnectData::member`]) of the leader, the process at the own address through which the path was
     /// connected last; `None` if the path never was connected.
@@ -316,7 +316,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The counters, each with the name that `rds-info` prints.
+    /// The values of the counters, each with the name that `rds-info` prints.
     pub fn by_name(&self) -> [(&'static str, u64); 10] {
         [
             ("conn_reset", self.conn_reset),
@@ -369,16 +369,19 @@ pub struct Host<F, O> {
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
     by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
-    /// Accepted connection requests that their peers have not completed yet, the oldest first.
+    /// The connection requests of peers that this host has accepted and whose connections the peers have not completed
+    /// yet, the oldest first.
     arrivals: BTreeMap<ArrivalId, Asked>,
     next_arrival: u64,
     /// The number of connections that have ended since the start.
     ends: u64,
-    /// Only in the leader: the ports of sockets in the other processes of its address, each with its process.
+    /// Only in the leader: the ports of sockets in the other processes (members) of its address, each with the member
+    /// that has the port.
     members: FxHashMap<u16, u16>,
-    /// Messages whose port no process has announced, by port.
+    /// The messages that the leader keeps because no process of its address has announced their destination port, by
+    /// port.
     waiting: BTreeMap<u16, Waiting<F, O>>,
-    /// Congested ports of this process's sockets.
+    /// The congested ports of this process's sockets.
     map: CongestionMap,
     /// Congested ports of this address in all its processes: the map that the leader, the process that peers connect to,
     /// sends to peers.
@@ -1636,8 +1639,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Whether the path's peer is about to complete a connection that it has requested itself, without having restarted
-    /// since. A second connection would replace it, and the messages outstanding on it would be lost.
+    /// Whether the path's peer is about to complete a connection that the peer has requested itself, without having
+    /// restarted since. A second connection would replace that connection, and the messages outstanding on it would be
+    /// lost.
     fn is_coming(&self, path: PathId) -> bool {
         let peer = &self.peers[path.index()];
         let (key, incarnation) = ((peer.address, peer.member), peer.path.incarnation);
