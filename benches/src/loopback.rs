@@ -1,4 +1,4 @@
-//! Two connected queue pairs of one device, and one thread that posts requests to the first of them and polls their
+//! Two connected queue pairs of one device, and one thread that posts requests to the first queue pair and polls their
 //! completions.
 
 use anyhow::Result;

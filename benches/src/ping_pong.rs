@@ -159,7 +159,8 @@ impl Player {
     }
 }
 
-/// Two connected players in this process: one for the calling thread, the other for the thread of a [`Partner`].
+/// Two connected players of a ping-pong in this process: one for the calling thread, and one for the thread of a
+/// [`Partner`].
 pub struct PingPong {
     near: Player,
     far: Arc<Mutex<Player>>,

@@ -68,8 +68,8 @@ const STEADY: f64 = 1.25;
 /// A sample counts only if its pace, in nanoseconds per step, is at most this many times the best pace of the process.
 const AT_PACE: f64 = 1.15;
 
-/// The best (smallest) pace that this process has measured, in nanoseconds per step. It is stored as the bits of an `f64`:
-/// those of positive numbers have the order of the numbers, so that `fetch_min` works.
+/// The best (smallest) pace that this process has measured, in nanoseconds per step. The pace is stored as the bits of
+/// an `f64`: the bits of positive numbers have the order of the numbers, so that `fetch_min` works.
 static BEST_PACE: AtomicU64 = AtomicU64::new(f64::INFINITY.to_bits());
 
 /// Measures the current pace of the calling thread: the nanoseconds that it takes for a step of arithmetic which keeps the
@@ -165,8 +165,8 @@ impl Samples {
         )
     }
 
-    /// Returns the number of samples that count, then the number of samples taken. If fewer than seven are undisturbed, all
-    /// of them count.
+    /// Returns the number of samples that count, then the number of samples taken. If fewer than seven samples are
+    /// undisturbed, all samples count.
     pub fn counts(&self) -> (usize, usize) {
         (self.counted().count(), self.samples.len())
     }

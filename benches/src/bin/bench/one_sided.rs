@@ -29,7 +29,8 @@ const POLLS: Duration = Duration::from_millis(5);
 const AWAY: Duration = Duration::from_millis(100);
 /// The number of bytes of each write.
 const BYTES: usize = 64;
-/// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
+/// The UDP or TCP port of the devices, which differs from the port of RoCEv2, because a kernel driver may hold that
+/// port.
 const PORT: u16 = 14_799;
 /// The access rights that the target grants to the requester.
 const PEER: Access = Access::REMOTE_WRITE;

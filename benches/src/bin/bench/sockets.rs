@@ -44,7 +44,7 @@ const LOST: Duration = Duration::from_millis(20);
 pub(crate) enum Peer {
     /// The sockets are not connected: each send names the peer's address, as it does in a RoCEv2 device.
     Named,
-    /// Each socket is connected to the other, so that the kernel does not look up a route for each datagram.
+    /// The two sockets are connected to each other, so that the kernel does not look up a route for each datagram.
     Connected,
 }
 

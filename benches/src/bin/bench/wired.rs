@@ -27,7 +27,8 @@ const DEPTH: u64 = 16;
 const MEMORY: usize = 2 << 20;
 /// The longest time that a stream of writes may take; a longer one fails.
 const TOO_LONG: Duration = Duration::from_secs(10);
-/// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
+/// The UDP or TCP port of the devices, which differs from the port of RoCEv2, because a kernel driver may hold that
+/// port.
 const PORT: u16 = 14_791;
 
 /// A device that sends its packets through sockets or shared memory, and the value that keeps these open until it is
@@ -124,9 +125,9 @@ impl WiredPair {
         self.messages.half_round_trip(partner, turns)
     }
 
-    /// Writes the given number of bytes from the calling thread to the memory of the far device, in RDMA writes of
-    /// [`WRITE`] bytes, while the partner's thread polls the far completion queue; returns the bytes per nanosecond, until
-    /// all of them have been placed there.
+    /// Posts RDMA writes of [`WRITE`] bytes each, the given number of bytes in total, from the near to the far device
+    /// in the calling thread, while the partner's thread polls the completion queue of the far device. Returns the
+    /// bytes per nanosecond, measured until all bytes have been placed in the memory of the far device.
     ///
     /// # Errors
     /// A request was refused or failed, or the writes took more than ten seconds.
