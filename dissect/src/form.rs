@@ -54,7 +54,7 @@ pub struct Packet {
     /// The headers between the link-layer header and the last IP header: tags, labels and tunnels, the outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<Layer>,
-    /// The last IP header before the content.
+    /// The last IP header before the content; `None` if the packet has no IP header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ip>,
     /// The content after the last IP header.
@@ -66,7 +66,8 @@ pub struct Packet {
     /// Bytes after the end of the packet: padding of short frames, and frame check sequences.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub trailer: Hex,
-    /// The reason why the packet was not dissected further: an unsupported protocol, or missing headers. `None` if it was.
+    /// The reason why the packet was not dissected further: an unsupported protocol, or missing headers. `None` if
+    /// nothing kept the packet from being dissected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_over: Option<String>,
     /// The faults that were found in the packet, in words.
@@ -183,7 +184,7 @@ pub enum Ip {
     },
 }
 
-/// The content after the last IP header, or after the link-layer header if there is no IP.
+/// The content of a packet after its last IP header, or after the link-layer header if the packet has no IP header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
@@ -191,9 +192,9 @@ pub enum Content {
     Roce(Box<Roce>),
     /// RoCEv2 packets that the kernel has joined to one datagram (GSO or GRO).
     Joined(Joined),
-    /// A datagram to the port of RoCEv2, or the bytes after a GRH, that is not a valid RoCE packet.
+    /// A datagram to the UDP port of RoCEv2, or the bytes after a GRH, where these bytes are no valid RoCE packet.
     BadRoce(BadRoce),
-    /// A TCP segment, of an iWARP connection or of another.
+    /// A TCP segment of an iWARP connection or of another connection.
     Tcp(TcpSegment),
     /// The payload of a fragment of an IP packet.
     Fragment(Hex),
@@ -243,7 +244,7 @@ pub struct Roce {
     pub icrc: Option<Checksum>,
 }
 
-/// A datagram to the port of RoCEv2, or the bytes after a GRH, that is not a valid RoCE packet.
+/// A datagram to the UDP port of RoCEv2, or the bytes after a GRH, where these bytes are no valid RoCE packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BadRoce {
@@ -270,7 +271,7 @@ pub enum Payload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rds {
-    /// The RDS header; `None` if this is not the beginning of the SEND.
+    /// The RDS header; `None` if this packet does not begin the SEND.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<RdsHeader>,
     /// Data of the RDS message.
@@ -337,16 +338,16 @@ pub enum RdsMessage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Management {
-    /// The MAD header.
+    /// The header of the MAD.
     pub header: MadHeader,
-    /// The data after the MAD header.
+    /// The data of the MAD after its header.
     pub content: ManagementContent,
-    /// The RDMA CM header with which the private data begins, if there is one. It is for human readers; encoding ignores
-    /// it.
+    /// The RDMA CM header with which the private data of a CM message begins, for human readers; `None` if there is
+    /// none. Encoding ignores this header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_cm: Option<RdmaCm>,
-    /// The RDS private data after the RDMA CM header, if this is an RDS connection. It is for human readers; encoding
-    /// ignores it.
+    /// The RDS private data after the RDMA CM header, for human readers; `None` if the message does not belong to an
+    /// RDS connection. Encoding ignores this data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
 }
@@ -441,7 +442,7 @@ pub struct Pdu {
     pub side: Side,
     /// The offset of the unit in the bytes that `side` sends on the connection.
     pub offset: u64,
-    /// The decoded unit.
+    /// The decoded unit of the MPA stream.
     pub unit: Unit,
 }
 
@@ -458,7 +459,7 @@ pub enum Unit {
         /// The reason why the bytes were not parsed; `None` if that is no fault.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         complaint: Option<String>,
-        /// The unparsed bytes.
+        /// The bytes of the stream that were not parsed.
         octets: Hex,
     },
 }
@@ -475,7 +476,8 @@ pub struct Start {
     /// The private data of the program.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub private_data: Hex,
-    /// The private data in RDS's format, if this is an RDS connection. It is for human readers; encoding ignores it.
+    /// The private data in RDS's format, for human readers; `None` if the frame does not belong to an RDS connection.
+    /// Encoding ignores this data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
 }
@@ -653,7 +655,8 @@ impl Packet {
         self.ip.as_ref().or(outer)
     }
 
-    /// Returns the units of MPA streams that this packet completes, itself or by the packet that is reassembled in it.
+    /// Returns the units of MPA streams that this packet completes: those of its own TCP segment, or those of the
+    /// packet that was reassembled from this fragment and earlier ones.
     pub fn completes(&self) -> &[Pdu] {
         match (&self.content, &self.reassembled) {
             (Content::Tcp(segment), _) => &segment.completes,
