@@ -42,7 +42,7 @@ use peers::Peer;
 /// Any error of a copy, as a boxed trait object.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
-/// The SHA-256 of the bytes that one side has read or written.
+/// The SHA-256 of the bytes that the client has read from its file or the server has written to its file.
 pub(crate) type Digest = [u8; 32];
 
 /// The size of a window: how many bytes of the file the client registers under one key.
@@ -119,7 +119,8 @@ pub(crate) fn requirements() -> Requirements {
     Requirements::new().prefers(registers | Features::WINDOW_2A | Features::WINDOW_2B)
 }
 
-/// Copies the file `from` to `to` over `device`: the client on a thread of its own, the server on this one.
+/// Copies the file `from` to `to` over `device`: the client runs on a thread of its own, the server on the calling
+/// thread.
 ///
 /// `progress` is called with the number of bytes written so far. A copy that fails, or differs, leaves `to` as it was.
 pub(crate) fn copy(
@@ -737,7 +738,7 @@ fn fetch(side: &Side, filled: &Filled, piece: &Piece) -> Result<()> {
     side.post_portable(ReadAndInvalidate::new(piece.remote, &sink).wr_id(piece.sink as u64))
 }
 
-/// A part of the file in the client's memory, without the beginning that the server has requested already.
+/// A window as the server sees it: the part of the file in the client's memory that the server has not requested yet.
 struct Window {
     remote: RemoteAddress,
     length: u32,
