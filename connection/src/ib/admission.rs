@@ -20,14 +20,15 @@ use super::types::{CommId, Event, ListenerId, State};
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     arrivals: u64,
-    /// REQs and SIDR_REQs that the program has not answered, for each listener by age.
+    /// The REQs and SIDR_REQs that the program has not answered, by age for each listener.
     unanswered: ByAge<ListenerId>,
     /// Unproven connections and those in TIMEWAIT, by age: this side may give them up to make room for a new request.
     replaceable: ByAge<()>,
     counts: BTreeMap<Share, usize>,
 }
 
-/// Connections by age, for each `L` (a listener, or `()` for all), and there also for each source address.
+/// A set of connections in the order of their age, for each `L` (a listener, or `()` for all listeners), and within
+/// each `L` also for each source address.
 #[derive(Debug)]
 struct ByAge<L> {
     all: BTreeSet<(L, Arrival)>,
@@ -70,7 +71,7 @@ impl<L: Copy + Ord> ByAge<L> {
 const FIRST: Arrival = (0, 0);
 const LAST: Arrival = (u64::MAX, u32::MAX);
 
-/// A group of connections whose number is limited.
+/// A group of connections whose number [`Admission`] limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Share {
     /// All connections that peers have requested.
