@@ -26,8 +26,8 @@ use crate::sync::Mutex;
 /// The name that marks the parts of extensions that are emulations for software devices.
 pub const FAMILY: &str = "polyverbs-engine";
 
-/// Features of the core that only an emulation implements, no driver by itself. A driver that reports one of them says only
-/// that its transport can carry it.
+/// Features of the core that only an emulation implements, no driver by itself. A driver that reports one of these
+/// features says only that its transport can carry the feature's requests.
 pub const EMULATED: Features = Features::IWARP_MANDATORY
     .union(Features::WINDOW_1)
     .union(Features::WINDOW_2)
@@ -152,10 +152,11 @@ pub trait Sharing: Send + Sync {
     /// Returns a further handle of the shared queue pair if that exists already; `None` if the engine has to create it.
     fn existing(&mut self) -> Option<Arc<dyn QpOps>>;
 
-    /// Returns the sink for the events of a new queue pair, which forwards each event to all handles.
+    /// Returns the sink for the events of a new queue pair, which forwards each event to all handles of that queue
+    /// pair.
     fn events(&self) -> Arc<dyn EventSink>;
 
-    /// Returns the first handle of `made`, a new queue pair.
+    /// Returns the first handle of `made`, the queue pair that the engine has just created.
     fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps>;
 }
 
@@ -357,7 +358,8 @@ impl Emulations {
         Ok(plugged)
     }
 
-    /// Returns the hooks of all extensions with which a queue pair is created; `None` if it has no extension.
+    /// Returns the hooks of all extensions with which a program creates a queue pair; `None` if the queue pair has no
+    /// extension.
     pub(crate) fn extend_qp(
         &self,
         extensions: &[QpExtension],

@@ -20,7 +20,7 @@ use crate::rules::{self, Rule};
 use crate::slab::Slab;
 use crate::sync::{Mutex, relax};
 
-/// The kind of object that a memory key names.
+/// The kind of object (memory region or memory window) that a memory key names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyKind {
@@ -46,7 +46,7 @@ impl KeyKind {
         Self::Window2B,
     ];
 
-    /// Returns whether this is a memory window.
+    /// Returns whether a key of this kind names a memory window.
     pub const fn is_window(self) -> bool {
         matches!(self, Self::Window1 | Self::Window2A | Self::Window2B)
     }
@@ -71,7 +71,7 @@ pub enum KeyState {
 
 /// New memory for an existing memory region, which replaces the region's present memory.
 pub struct Translation {
-    /// The new memory.
+    /// The memory that replaces the region's present memory.
     pub memory: RegionMemory,
     /// The address by which requests name the first byte of the memory.
     pub iova: u64,
@@ -120,8 +120,8 @@ pub struct KeyFields {
 }
 
 impl KeyFields {
-    /// Checks that this is an ordinary region without bound windows, so that its memory can be replaced. For other kinds
-    /// `base` belongs to another object, and bound windows have copied it.
+    /// Checks that the key names an ordinary region without bound windows, so that the region's memory can be replaced.
+    /// For keys of other kinds `base` belongs to another object, and bound windows have copied it.
     fn check_unbound_region(&self) -> Result<(), Fault> {
         if self.state == KeyState::Unused {
             return Err(Fault::Key);
@@ -132,7 +132,7 @@ impl KeyFields {
         Ok(())
     }
 
-    /// Returns the index of the region to which a window is bound; `None` if this is no bound window.
+    /// Returns the index of the region to which the key's window is bound; `None` if the key names no bound window.
     fn parent(&self) -> Option<u64> {
         (self.kind.is_window() && self.state == KeyState::Valid).then_some(self.link)
     }
@@ -294,7 +294,7 @@ pub enum Region<'p> {
     Flat(Span<'p>),
     /// A part of the memory of a page list.
     Paged {
-        /// The page list.
+        /// The page list of the memory region.
         list: &'p PageList,
         /// The position of the part's first byte in the memory of the list.
         offset: u64,
@@ -582,7 +582,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Frees the index of a key that [`disable`](Self::disable) has disabled. This is possible once.
+    /// Frees the index of a key that [`disable`](Self::disable) has disabled. An index can be freed only once.
     ///
     /// # Errors
     /// The key was not disabled, and stays as it was.
