@@ -21,8 +21,8 @@ use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 /// The minor versions of RDS protocol version 4 that this side accepts, as a bit mask: 4.0 and 4.1.
 const MINORS: u16 = 3;
 
-/// The value by which a member, a process that is not the leader, announces a port to the leader. It goes in the header
-/// extension that otherwise carries the number of paths.
+/// The value by which a member, a process that is not the leader, announces a port to the leader. The member sends the
+/// value in the extension header that otherwise carries the number of paths.
 const HAS_PORT: u16 = 1;
 
 /// The mask of all 64 groups of ports.
@@ -58,7 +58,7 @@ pub struct HostLimits {
     /// The most bytes of memory for messages that wait in sockets or to be forwarded. Above that, an arriving message ends
     /// the connection, so that the peer retransmits it later.
     pub max_memory: usize,
-    /// Whether connections use flow control by credits.
+    /// Whether the connections of this host use flow control by credits.
     pub flow_control: FlowControl,
 }
 
@@ -106,7 +106,8 @@ pub enum Refused {
     /// The unacknowledged bytes of the socket fill its send buffer.
     #[error("the send buffer is full")]
     NoRoom,
-    /// The receiver has marked the destination port as congested: more bytes wait there than its receive buffer allows.
+    /// The receiver has marked the destination port as congested: more bytes wait in the port's socket than the receive
+    /// buffer of that socket allows.
     #[error("the destination is congested")]
     Congested,
 }
@@ -141,8 +142,8 @@ pub enum Inbound<F> {
 /// RDS port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The process that peers connect to. It forwards the messages between peers and the other processes of the address,
-    /// its members.
+    /// The process that peers connect to. The leader forwards messages between peers and the other processes of the
+    /// address, the members.
     Leader,
     /// A process that reaches its peers through the leader. The number is the port on which it listens for connections from
     /// the leader.
@@ -264,8 +265,8 @@ struct Peer<F, O> {
     /// A connection that the peer has completed while the path still had one; the path adopts it as soon as the old one has
     /// ended.
     successor: Option<(ArrivalId, ConnectData)>,
-    /// The peer's sequence number of the last message that was delivered to a socket of this process, directly or forwarded
-    /// by any leader; `None` if there was none. A retransmitted message up to it is a duplicate.
+    /// The peer's sequence number of the last message that was delivered to a socket of this process, directly or
+    /// forwarded by any leader; `None` if none was delivered. A retransmitted message up to this number is a duplicate.
     delivered: Option<u64>,
     /// The incarnation of the peer whose messages `delivered` counts; 0 if the peer sends no incarnation.
     generation: u32,
@@ -908,9 +909,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Takes the next item that a socket receives: first up to `most_statuses` statuses of operations, then ports that are
-    /// no longer congested, then one message. `None` if there is nothing. [`peek`](Self::peek) leaves a message in the
-    /// queue.
+    /// Takes the next item that a socket receives: first up to `most_statuses` statuses of operations, then ports that
+    /// are no longer congested, then one message. `None` if nothing waits for the socket. [`peek`](Self::peek) leaves a
+    /// message in the queue.
     pub fn receive(&mut self, socket: SocketId, most_statuses: usize) -> Option<Inbound<F>> {
         let endpoint = self.sockets.get_mut(&socket)?;
         let statuses = endpoint.take_statuses(most_statuses);
@@ -1066,8 +1067,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Takes a path that may have work requests to post; `None` if there is none. The driver then calls
-    /// [`poll_transmit`](Self::poll_transmit) for it until that returns `None`.
+    /// Takes a path that may have work requests to post; `None` if no path has any. The driver then calls
+    /// [`poll_transmit`](Self::poll_transmit) for the path until that returns `None`.
     pub fn next_ready(&mut self) -> Option<PathId> {
         let path = self.ready.pop_front()?;
         self.peers[path.index()].is_ready = false;
@@ -1612,8 +1613,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.handle_timeout(now);
     }
 
-    /// In the leader, the process that peers connect to: handles the end of another process of the address by giving up the
-    /// messages for it. If it connects again, it announces its sockets again.
+    /// In the leader, the process that peers connect to: handles the end of another process of the address by giving up
+    /// the messages for that process. If that process connects again, it announces its sockets again.
     fn handle_member_gone(&mut self, member: Option<u16>) {
         self.members.retain(|_, of| Some(*of) != member);
         for number in 0..self.peers.len() {
