@@ -60,8 +60,8 @@ pub fn count() -> u64 {
     COUNT.get()
 }
 
-/// One turn of a kind of request: posts the request (some kinds post several) and polls its completions. [`per_request`]
-/// repeats it.
+/// One turn of a kind of request: posts the request (some kinds post several) and polls its completions.
+/// [`per_request`] repeats the turn.
 type Turn = fn(&mut Bench);
 
 const TURNS: [(&str, Turn); 12] = [
@@ -119,8 +119,8 @@ struct Bench {
     cq: Cq,
     pool: BufferPool,
     batch: Batch<'static>,
-    /// The slot into which each completion is polled. There is only one, because a slot allocates room for many buffers on
-    /// its first use.
+    /// The slot into which the thread polls each completion. There is only one slot, because a slot allocates room for
+    /// many buffers on its first use.
     completions: [Completion; 1],
     local: Sge,
     word: Sge,

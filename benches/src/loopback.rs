@@ -1,4 +1,4 @@
-//! Two connected queue pairs of one device, and one thread that posts requests to the first of them and polls their
+//! Two connected queue pairs of one device, and one thread that posts requests to the first queue pair and polls their
 //! completions.
 
 use anyhow::Result;
@@ -15,7 +15,7 @@ use crate::side::Side;
 /// signaled.
 pub const BATCH: usize = 32;
 
-/// The number of requests that fit into each send queue and into each receive queue.
+/// The `max_send_wr` and the `max_recv_wr` of both queue pairs.
 const ROOM: u32 = 64;
 /// Requests of at most this many bytes alternate between two sources and two targets. Longer ones use one source and one
 /// target each, because two would need much memory.
@@ -50,8 +50,8 @@ impl Loopback {
         Self::with(rig, length, options)
     }
 
-    /// Does what [`new`](Self::new) does, with queue pairs that support every operation which a linked extension adds to
-    /// them.
+    /// Creates a loopback as [`new`](Self::new) does, but with queue pairs that support every operation which a linked
+    /// extension adds to queue pairs.
     ///
     /// # Errors
     /// Those of [`new`](Self::new), or the linked extensions do not fit together.
@@ -107,7 +107,8 @@ impl Loopback {
         self.run(wr::Read::new(source, target).signaled(1))
     }
 
-    /// Posts a fetch-and-add of 1 and polls until it completes. The loopback must be one for requests of 8 bytes.
+    /// Posts a fetch-and-add of 1 and polls until the request completes. This must be a loopback for requests of 8
+    /// bytes.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -117,9 +118,9 @@ impl Loopback {
         self.run(wr::FetchAdd::new(source, target, 1).signaled(1))
     }
 
-    /// Posts a compare-and-swap and polls until it completes. If `swaps` is true, it finds the expected 0 and writes 0;
-    /// otherwise its comparison fails. The loopback must be one for requests of 8 bytes, to which nothing but 0 has been
-    /// written.
+    /// Posts a compare-and-swap and polls until the request completes. If `swaps` is true, the operation finds the
+    /// expected 0 and writes 0; otherwise its comparison fails. This must be a loopback for requests of 8 bytes, and
+    /// its memory must hold only zeros.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -148,7 +149,8 @@ impl Loopback {
         self.near.complete(&mut self.slot)
     }
 
-    /// Copies as many bytes as a write does, between the same addresses, with `memcpy` instead of a request.
+    /// Copies as many bytes as [`write`](Self::write) does, between the same addresses, with `memcpy` instead of a
+    /// request.
     #[inline]
     #[allow(unsafe_code)]
     pub fn copy(&mut self) {

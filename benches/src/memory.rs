@@ -18,7 +18,7 @@ pub fn resident() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// Returns the processor time that all threads of this process together have used since it began.
+/// Returns the processor time that all threads of this process together have used since the process began.
 pub fn used() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(
@@ -30,10 +30,10 @@ pub fn used() -> Duration {
 /// Copies `length` bytes within `memory`, from the offset `from` to the offset `to`, with `memcpy`.
 ///
 /// # Errors
-/// The source or the target is not within the memory, or the two overlap.
+/// The source or the target of the copy is not within the memory, or the two overlap.
 ///
 /// # Safety
-/// While this runs, no other thread and no request reads or writes the source or the target.
+/// During the copy, no other thread and no request reads or writes its source or target.
 pub unsafe fn plain_copy(
     memory: &Memory,
     from: usize,

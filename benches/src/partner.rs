@@ -10,8 +10,8 @@ use crate::sample::pace;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The second thread of a measurement, which runs the closures that [`with`](Self::with) passes to it. It ends when this is
-/// dropped.
+/// The second thread of a measurement, which runs the closures that [`with`](Self::with) passes to it. The thread ends
+/// when the `Partner` is dropped.
 pub struct Partner {
     work: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,

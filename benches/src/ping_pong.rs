@@ -17,7 +17,7 @@ use crate::side::{Side, check};
 /// The number of receives that each player keeps posted. There are so many that an arriving message always finds one, in a
 /// cache line of the receive queue that the player is not writing at that time.
 const AHEAD: u32 = 512;
-/// The number of receives that a player posts with one call, after as many have been consumed.
+/// The number of receives that a player posts with one call, after arriving messages have consumed as many.
 const AT_ONCE: usize = 8;
 /// The number of sends that fit into the send queue of each player.
 const SENDS: u32 = 64;
@@ -25,7 +25,7 @@ const SENDS: u32 = 64;
 /// What the players of a ping-pong send, and which of their sends are signaled.
 #[derive(Clone, Copy, Debug)]
 pub struct SendPattern {
-    /// The length of each message in bytes.
+    /// The length of each message of the ping-pong in bytes.
     pub size: u32,
     /// Every how many sends one is signaled; its completion covers the unsignaled sends before it. At 1 every send is
     /// signaled.
@@ -87,8 +87,8 @@ impl Player {
         })
     }
 
-    /// Sends a message and waits for the message with which the other player answers. `next` waits until the completion
-    /// queue has a completion and polls it into the slot.
+    /// Sends a message and waits for the message with which the other player answers. `next` waits until this player's
+    /// completion queue has a completion, and polls the completion into the slot.
     ///
     /// # Errors
     /// A request was refused or failed, or `next` failed.
@@ -159,7 +159,8 @@ impl Player {
     }
 }
 
-/// Two connected players in this process: one for the calling thread, the other for the thread of a [`Partner`].
+/// Two connected players of a ping-pong in this process: one for the calling thread, and one for the thread of a
+/// [`Partner`].
 pub struct PingPong {
     near: Player,
     far: Arc<Mutex<Player>>,
@@ -201,8 +202,8 @@ impl PingPong {
     /// with the second player; returns the result of `ours`.
     ///
     /// # Errors
-    /// `ours` or the partner failed. Then both queue pairs are moved to the ERR state, so that neither thread waits for the
-    /// other any longer.
+    /// `ours` or the partner's thread failed. Both queue pairs are then moved to the ERR state, so that neither thread
+    /// still waits for a message of the other one.
     pub fn play<T>(
         &mut self,
         partner: &Partner,
@@ -222,7 +223,8 @@ impl PingPong {
         Ok(played)
     }
 
-    /// Plays `round_trips` round trips with the partner; returns half of the mean time of one, in nanoseconds.
+    /// Plays `round_trips` round trips between the calling thread and the partner's thread; returns half of the mean
+    /// time of a round trip, in nanoseconds.
     ///
     /// # Errors
     /// A request was refused or failed.

@@ -17,7 +17,7 @@ pub const PEERS: Access = Access::REMOTE_WRITE
 
 /// A device that was opened with every feature that it offers, and a protection domain of it.
 pub struct Rig {
-    /// The open device.
+    /// The open device, with every feature that it offers.
     pub context: Context,
     /// The protection domain, in which a measurement creates its queue pairs and registers memory.
     pub pd: Pd,
@@ -104,7 +104,7 @@ impl Rig {
     /// Allocates `length` bytes of page-aligned memory, filled with zeros, and registers them with these access rights.
     ///
     /// # Errors
-    /// There is too little memory, or the device refused to register it.
+    /// There is too little memory, or the device refused to register the memory.
     pub fn memory(&self, length: usize, access: Access) -> Result<(Memory, Mr)> {
         let memory = Memory::zeroed(length)?;
         let region = self.pd.register(&memory, access).wait()?;

@@ -21,7 +21,7 @@ pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
 /// Runs `work`, which may fail, `turns` times and returns the mean time of a run in nanoseconds.
 ///
 /// # Errors
-/// The first error of `work`, after which it is not run again.
+/// The first error of `work`, which is not run again after that.
 #[inline]
 pub fn timed<E>(turns: u64, mut work: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
     let began = Instant::now();
@@ -39,8 +39,8 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// One measurement of a figure: readings of its yardstick `before` and `after` it, and the `pace`, which is the slower of
-/// the readings before and after.
+/// One measurement of a figure: readings of the yardstick `before` and `after` the measurement, and the `pace`, which
+/// is the slower of the paces before and after.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     before: f64,
@@ -68,8 +68,8 @@ const STEADY: f64 = 1.25;
 /// A sample counts only if its pace, in nanoseconds per step, is at most this many times the best pace of the process.
 const AT_PACE: f64 = 1.15;
 
-/// The best (smallest) pace that this process has measured, in nanoseconds per step. It is stored as the bits of an `f64`:
-/// those of positive numbers have the order of the numbers, so that `fetch_min` works.
+/// The best (smallest) pace that this process has measured, in nanoseconds per step. The pace is stored as the bits of
+/// an `f64`: the bits of positive numbers have the order of the numbers, so that `fetch_min` works.
 static BEST_PACE: AtomicU64 = AtomicU64::new(f64::INFINITY.to_bits());
 
 /// Measures the current pace of the calling thread: the nanoseconds that it takes for a step of arithmetic which keeps the
@@ -128,8 +128,8 @@ impl Samples {
         Self::take_at(rounds, pace, yardstick, figure)
     }
 
-    /// Does what [`take`](Self::take) does, but calls `pace` for the pace, in nanoseconds per step. For a figure of several
-    /// threads `pace` returns that of the slowest.
+    /// Takes samples as [`take`](Self::take) does, but calls `pace` for the pace, in nanoseconds per step. For a figure
+    /// of several threads, `pace` returns the pace of the slowest thread.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -157,8 +157,7 @@ impl Samples {
         median(self.counted().map(|sample| sample.yardstick()))
     }
 
-    /// Returns the median of the ratio of figure to yardstick, over the samples that count; each ratio is that of one
-    /// sample.
+    /// Returns the median, over the samples that count, of the sample's ratio of figure to yardstick.
     pub fn ratio(&self) -> f64 {
         median(
             self.counted()
@@ -166,8 +165,8 @@ impl Samples {
         )
     }
 
-    /// Returns the number of samples that count, then the number of samples taken. If fewer than seven are undisturbed, all
-    /// of them count.
+    /// Returns the number of samples that count, then the number of samples taken. If fewer than seven samples are
+    /// undisturbed, all samples count.
     pub fn counts(&self) -> (usize, usize) {
         (self.counted().count(), self.samples.len())
     }
@@ -183,7 +182,7 @@ impl Samples {
     }
 }
 
-/// At most this many times as many samples are taken as are to count.
+/// [`Samples::take`] takes at most this many times as many samples as are to count.
 const PATIENCE: usize = 8;
 
 /// If fewer samples than this are undisturbed, their median means little, and all samples count.

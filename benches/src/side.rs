@@ -36,13 +36,13 @@ impl Spin {
 
 /// One side of a connection: a queue pair, the completion queue of its sends and receives, and registered memory.
 pub struct Side {
-    /// The queue pair.
+    /// The queue pair of this side.
     pub qp: Qp,
     /// The completion queue of the queue pair's sends and receives.
     pub cq: Cq,
-    /// The memory region as which `memory` is registered.
+    /// The memory region as which this side's `memory` is registered.
     pub region: Mr,
-    /// The memory for the data of the requests.
+    /// The memory for the data of this side's requests.
     pub memory: Memory,
 }
 
@@ -91,8 +91,8 @@ impl Side {
         }
     }
 
-    /// Connects this side's queue pair to that of another side of this process. Each may read, write and use atomics on the
-    /// other's memory.
+    /// Connects this side's queue pair to that of another side in this process. Each side grants the other one RDMA
+    /// reads, RDMA writes and atomics on its memory.
     ///
     /// # Errors
     /// A device refused a state change of its queue pair.
@@ -100,7 +100,7 @@ impl Side {
         Ok(connect_pair(&self.qp, &other.qp, PEERS).wait()?)
     }
 
-    /// Posts a request to the send queue.
+    /// Posts a request to the send queue of this side's queue pair.
     ///
     /// # Errors
     /// The queue pair refused the request.
@@ -109,7 +109,8 @@ impl Side {
         Ok(self.qp.post_one(request)?)
     }
 
-    /// Posts a receive for a message of at most `size` bytes, which is stored at the start of the memory.
+    /// Posts a receive for a message of at most `size` bytes, which the device stores at the start of this side's
+    /// memory.
     ///
     /// # Errors
     /// `size` exceeds the memory, or the queue pair refused the receive.
@@ -135,7 +136,7 @@ impl Side {
         }
     }
 
-    /// Polls the completion queue until one send or receive has completed, and checks that it succeeded.
+    /// Polls the completion queue until one send or receive has completed, and checks that this request succeeded.
     ///
     /// # Errors
     /// The request failed, or the completion queue cannot be polled.
@@ -145,8 +146,8 @@ impl Side {
         check(&slot[0])
     }
 
-    /// Moves the queue pair to the ERR state, which flushes its requests: a thread that waits for one of their completions
-    /// no longer waits.
+    /// Moves the queue pair to the ERR state, which completes its outstanding requests in error, so that no thread
+    /// waits for one of them any longer.
     pub fn hang_up(&self) {
         let error = QpAttributes::new().qp_state(QpState::Err);
         // A queue pair that refuses the state change has already failed.

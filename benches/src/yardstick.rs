@@ -8,15 +8,15 @@ use crate::partner::Partner;
 use crate::sample::nanoseconds;
 use crate::side::Spin;
 
-/// Aligns a value to 128 bytes, two cache lines, so that it shares them with no other value: processors fetch lines in
-/// pairs.
+/// Aligns a value to 128 bytes, two cache lines, so that the value shares these lines with no other value: processors
+/// fetch cache lines in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// Measures an uncontended read-modify-write: a compare-exchange that sets a flag, and the release store that clears it.
-/// Returns the mean time of `turns` of them in nanoseconds. Taking and releasing a lock on the fast path costs one of
-/// these.
+/// Measures an uncontended read-modify-write: a compare-exchange that sets a flag, and the release store that clears
+/// the flag. Returns the mean time of `turns` such pairs in nanoseconds. Taking and releasing a lock on the fast path
+/// costs one such pair.
 pub fn read_modify_write(turns: u64) -> f64 {
     let flag = Alone(AtomicBool::new(false));
     let flag = black_box(&flag);
@@ -29,8 +29,8 @@ pub fn read_modify_write(turns: u64) -> f64 {
     })
 }
 
-/// Measures a bare `fetch_add` on a cache line of its own; returns the mean time of `turns` of them in nanoseconds. It
-/// shows whether the figure of [`read_modify_write`], which is defined by this project, is plausible.
+/// Measures a bare `fetch_add` on a cache line of its own; returns the mean time of `turns` calls in nanoseconds. The
+/// result shows whether the figure of [`read_modify_write`], which is defined by this project, is plausible.
 pub fn fetch_add(turns: u64) -> f64 {
     let count = Alone(AtomicU64::new(0));
     let count = black_box(&count);
@@ -39,9 +39,9 @@ pub fn fetch_add(turns: u64) -> f64 {
     })
 }
 
-/// Measures the time that a cache line takes from the calling thread's processor to the partner's: the two threads set one
-/// flag in turn, each after it has seen the other's value. Returns half of the mean time of `round_trips` round trips, in
-/// nanoseconds.
+/// Measures the time that a cache line takes from the calling thread's processor to the partner thread's: the two
+/// threads set one flag in turn, each after it has seen the value that the other thread has set. Returns half of the
+/// mean time of `round_trips` round trips, in nanoseconds.
 pub fn line_crossing(partner: &Partner, round_trips: u64) -> f64 {
     let flag = Arc::new(Alone(AtomicU64::new(0)));
     let theirs = Arc::clone(&flag);

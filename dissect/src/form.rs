@@ -54,19 +54,20 @@ pub struct Packet {
     /// The headers between the link-layer header and the last IP header: tags, labels and tunnels, the outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<Layer>,
-    /// The last IP header before the content.
+    /// The last IP header before the content; `None` if the packet has no IP header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ip>,
     /// The content after the last IP header.
     pub content: Content,
-    /// The whole packet that this fragment completes, for human readers: its bytes are those of the fragments. `None` if
-    /// this is no fragment or completes none.
+    /// The whole packet that this fragment completes, for human readers: the bytes of that packet are those of its
+    /// fragments. `None` if this packet is no fragment, or fragments are still missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reassembled: Option<Box<Packet>>,
     /// Bytes after the end of the packet: padding of short frames, and frame check sequences.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub trailer: Hex,
-    /// The reason why the packet was not dissected further: an unsupported protocol, or missing headers. `None` if it was.
+    /// The reason why the packet was not dissected further: an unsupported protocol, or missing headers. `None` if
+    /// nothing kept the packet from being dissected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_over: Option<String>,
     /// The faults that were found in the packet, in words.
@@ -118,7 +119,7 @@ pub enum Layer {
     Erspan3 {
         /// The ERSPAN header.
         header: Erspan3,
-        /// The optional subheader.
+        /// The bytes of the optional ERSPAN subheader.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         subheader: Hex,
     },
@@ -128,7 +129,7 @@ pub enum Layer {
     Geneve {
         /// The Geneve header.
         header: Geneve,
-        /// The options.
+        /// The bytes of the options that follow the header.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         options: Hex,
     },
@@ -164,7 +165,7 @@ pub enum Ip {
     V4 {
         /// The IPv4 header.
         header: Ipv4,
-        /// The options.
+        /// The bytes of the options that follow the header.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         options: Hex,
     },
@@ -172,7 +173,7 @@ pub enum Ip {
     V6 {
         /// The IPv6 header.
         header: Ipv6,
-        /// The extension headers.
+        /// The bytes of the IPv6 extension headers.
         #[serde(default, skip_serializing_if = "Hex::is_empty")]
         extensions: Hex,
     },
@@ -183,7 +184,7 @@ pub enum Ip {
     },
 }
 
-/// The content after the last IP header, or after the link-layer header if there is no IP.
+/// The content of a packet after its last IP header, or after the link-layer header if the packet has no IP header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
@@ -191,9 +192,9 @@ pub enum Content {
     Roce(Box<Roce>),
     /// RoCEv2 packets that the kernel has joined to one datagram (GSO or GRO).
     Joined(Joined),
-    /// A datagram to the port of RoCEv2, or the bytes after a GRH, that is not a valid RoCE packet.
+    /// A datagram to the UDP port of RoCEv2, or the bytes after a GRH, where these bytes are no valid RoCE packet.
     BadRoce(BadRoce),
-    /// A TCP segment, of an iWARP connection or of another.
+    /// A TCP segment of an iWARP connection or of another connection.
     Tcp(TcpSegment),
     /// The payload of a fragment of an IP packet.
     Fragment(Hex),
@@ -224,7 +225,7 @@ pub struct Roce {
     /// The UDP header; `None` for RoCEv1, which has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Udp>,
-    /// The name of the opcode. It is for human readers; encoding ignores it.
+    /// The name of the opcode, for human readers; encoding ignores this name.
     pub opcode: String,
     /// The BTH and the extended headers of its opcode.
     pub headers: Headers,
@@ -234,7 +235,8 @@ pub struct Roce {
     /// `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_from: Option<u32>,
-    /// The pad, if it is not zero. In a packet that is cut: the bytes of an incomplete header, or those after the payload.
+    /// The pad of the packet; `None` if all its bytes are zero. In a packet that the capture has cut: the bytes of an
+    /// incomplete header, or those after the payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
     /// The invariant CRC; `None` if the capture has cut the packet.
@@ -242,7 +244,7 @@ pub struct Roce {
     pub icrc: Option<Checksum>,
 }
 
-/// A datagram to the port of RoCEv2, or the bytes after a GRH, that is not a valid RoCE packet.
+/// A datagram to the UDP port of RoCEv2, or the bytes after a GRH, where these bytes are no valid RoCE packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BadRoce {
@@ -269,13 +271,14 @@ pub enum Payload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rds {
-    /// The RDS header; `None` if this is not the beginning of the SEND.
+    /// The RDS header; `None` if this packet does not begin the SEND.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<RdsHeader>,
     /// Data of the RDS message.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub data: Hex,
-    /// The message that this SEND completes, if it does. It is for human readers; encoding ignores it.
+    /// The RDS message that this SEND completes, for human readers; `None` if the SEND completes none. Encoding ignores
+    /// this message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completes: Option<RdsMessage>,
 }
@@ -303,10 +306,11 @@ pub struct RdsHeader {
     pub padding: Octets<4>,
     /// The checksum of the header; a value of 0 means that none is used.
     pub checksum: Checksum<2>,
-    /// The 16 bytes that hold the extension headers.
+    /// The 16 bytes of the RDS header that hold its extension headers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extension_octets: Octets<16>,
-    /// The decoded extension headers. They are for human readers; encoding ignores them.
+    /// The RDS extension headers that were decoded from `extension_octets`, for human readers. Encoding writes those
+    /// bytes and ignores this list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<Extension>,
 }
@@ -334,16 +338,16 @@ pub enum RdsMessage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Management {
-    /// The MAD header.
+    /// The header of the MAD.
     pub header: MadHeader,
-    /// The data after the MAD header.
+    /// The data of the MAD after its header.
     pub content: ManagementContent,
-    /// The RDMA CM header with which the private data begins, if there is one. It is for human readers; encoding ignores
-    /// it.
+    /// The RDMA CM header with which the private data of a CM message begins, for human readers; `None` if there is
+    /// none. Encoding ignores this header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_cm: Option<RdmaCm>,
-    /// The RDS private data after the RDMA CM header, if this is an RDS connection. It is for human readers; encoding
-    /// ignores it.
+    /// The RDS private data after the RDMA CM header, for human readers; `None` if the message does not belong to an
+    /// RDS connection. Encoding ignores this data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
 }
@@ -373,9 +377,9 @@ pub struct Checksum<const N: usize = 4> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The checksum is right. It is computed anew when the packet is encoded.
+    /// The checksum is right. Encoding the packet computes the checksum anew.
     Right,
-    /// The checksum is wrong. The captured value is kept.
+    /// The checksum is wrong. Encoding the packet keeps the captured value.
     Wrong,
     /// The protocol or its two ends have agreed to use no checksum here.
     Unused,
@@ -409,9 +413,9 @@ pub enum TcpPayload {
         connection: u32,
         /// The end of the connection that sent the segment.
         side: Side,
-        /// The offset of the bytes in the stream.
+        /// The offset of the payload in the bytes that `side` sends on the connection.
         offset: u64,
-        /// The number of bytes.
+        /// The number of bytes of the payload.
         len: u32,
     },
     /// The payload is no part of an MPA stream, or does not fit into it.
@@ -428,7 +432,7 @@ pub enum Side {
     Responder,
 }
 
-/// A unit of an MPA stream, and its position.
+/// A unit of an MPA stream, and its position in the stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pdu {
@@ -436,9 +440,9 @@ pub struct Pdu {
     pub connection: u32,
     /// The end of the connection that sent the unit.
     pub side: Side,
-    /// The offset of the unit in the stream.
+    /// The offset of the unit in the bytes that `side` sends on the connection.
     pub offset: u64,
-    /// The decoded unit.
+    /// The decoded unit of the MPA stream.
     pub unit: Unit,
 }
 
@@ -455,7 +459,7 @@ pub enum Unit {
         /// The reason why the bytes were not parsed; `None` if that is no fault.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         complaint: Option<String>,
-        /// The unparsed bytes.
+        /// The bytes of the stream that were not parsed.
         octets: Hex,
     },
 }
@@ -464,15 +468,16 @@ pub enum Unit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
-    /// The header of the frame.
+    /// The header of the MPA request or reply.
     pub header: StartHeader,
-    /// The header that revision 2 adds; `None` if the frame does not have it.
+    /// The header that MPA revision 2 adds; `None` if the request or reply does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enhanced: Option<Enhanced>,
     /// The private data of the program.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub private_data: Hex,
-    /// The private data in RDS's format, if this is an RDS connection. It is for human readers; encoding ignores it.
+    /// The private data in RDS's format, for human readers; `None` if the frame does not belong to an RDS connection.
+    /// Encoding ignores this data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
 }
@@ -492,20 +497,20 @@ impl Start {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fpdu {
-    /// The name of the RDMAP message. It is for human readers; encoding ignores it.
+    /// The name of the RDMAP message, for human readers; encoding ignores this name.
     pub opcode: String,
     /// The DDP header; `None` if the segment could not be parsed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<SegmentHeader>,
-    /// The part of the segment after the DDP header.
+    /// The part of the DDP segment after its header.
     pub body: SegmentBody,
-    /// The markers in the frame; `None` if it has none.
+    /// The MPA markers in the FPDU; `None` if the FPDU has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub markers: Option<Markers>,
-    /// The pad; `None` if it is zero.
+    /// The pad of the FPDU; `None` if all its bytes are zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
-    /// The CRC-32C of the frame.
+    /// The CRC-32C of the FPDU.
     pub crc: Checksum,
 }
 
@@ -513,7 +518,7 @@ pub struct Fpdu {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Markers {
-    /// The number of bytes of the stream between the beginning of full operation and the frame.
+    /// The number of bytes of the stream between the beginning of full operation and the FPDU.
     pub position: u64,
     /// The captured bytes of each marker.
     pub markers: Vec<Octets<4>>,
@@ -539,9 +544,9 @@ pub enum SegmentBody {
     Terminate(Terminate),
     /// An operation of an extension without a standard encoding.
     Extension {
-        /// The header, which names the extension.
+        /// The header of the operation, which names the extension.
         header: ExtensionHeader,
-        /// The bytes after the header.
+        /// The bytes of the operation after its header.
         data: Hex,
     },
     /// A whole segment that could not be parsed.
@@ -552,9 +557,10 @@ pub enum SegmentBody {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terminate {
-    /// The control field.
+    /// The control field of the Terminate message: layer, type and code of the error.
     pub control: TerminateControl,
-    /// The name of the error. It is for human readers; encoding ignores it.
+    /// The name of the error that the control field states, for human readers; `None` if the error has no name.
+    /// Encoding ignores this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meaning: Option<String>,
     /// The length of the DDP segment that caused the error, in bytes.
@@ -566,7 +572,7 @@ pub struct Terminate {
     /// The RDMAP header of the segment that caused the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdmap: Option<TerminatedRequest>,
-    /// The bytes after the parsed headers.
+    /// The bytes of the Terminate message after its parsed headers.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub rest: Hex,
 }
@@ -576,7 +582,7 @@ pub struct Terminate {
 pub struct Hex(pub Vec<u8>);
 
 impl Hex {
-    /// Returns whether there are no bytes.
+    /// Returns whether this has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -649,7 +655,8 @@ impl Packet {
         self.ip.as_ref().or(outer)
     }
 
-    /// Returns the units of MPA streams that this packet completes, itself or by the packet that is reassembled in it.
+    /// Returns the units of MPA streams that this packet completes: those of its own TCP segment, or those of the
+    /// packet that was reassembled from this fragment and earlier ones.
     pub fn completes(&self) -> &[Pdu] {
         match (&self.content, &self.reassembled) {
             (Content::Tcp(segment), _) => &segment.completes,

@@ -44,9 +44,10 @@ impl Access {
         .union(Self::FLUSH_GLOBAL)
         .union(Self::FLUSH_PERSISTENT);
 
-    /// Returns why these rights cannot be granted together; `None` if they can.
+    /// Returns why a memory region cannot have this set of rights; `None` if it can.
     ///
-    /// Remote write and remote atomic imply local write for a region, and unknown bits are no rights.
+    /// The set is refused if it has a bit that is no access right, or if it has remote write or remote atomic without
+    /// local write.
     pub fn illegal(self) -> Option<&'static str> {
         if !Self::all().contains(self) {
             return Some("a bit is set that is no right");
@@ -59,7 +60,8 @@ impl Access {
         None
     }
 
-    /// Whether a peer may access memory that has these rights, at once or after a memory window was bound to it.
+    /// Whether a peer may access memory that has these rights, either at once or after a memory window was bound to the
+    /// memory.
     pub const fn exposes(self) -> bool {
         self.intersects(Self::REMOTE.union(Self::MW_BIND))
     }

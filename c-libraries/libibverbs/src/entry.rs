@@ -68,11 +68,14 @@ pub(crate) fn direct(name: &str, verb: impl FnOnce() -> c_int) -> Result<c_int, 
     })
 }
 
-/// Passes a call of a verb to `enter`. Exported symbols jump here; Rust code does not call it.
+/// Passes a program's call of a verb to `enter`, which runs the verb with thread cancellation disabled, catches its
+/// panics and traces the call. The exported symbols jump here with the call's registers unchanged; Rust code does not
+/// call this.
 ///
 /// # Safety
-/// `r10` holds the function that implements the verb or 0, `r11` the address of its [`Function`]; everything else is as the
-/// implementing function expects it.
+/// `r10` holds the address of the function that implements the verb, or 0 for a verb that fails as unsupported; `r11`
+/// holds the address of its [`Function`]; all other registers and the stack are as the implementing function expects
+/// them.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
@@ -93,19 +96,23 @@ pub unsafe extern "C" fn round() {
     )
 }
 
-/// Passes a call of a verb to `enter`. Exported symbols jump here; Rust code does not call it.
+/// Passes a program's call of a verb to `enter`, which runs the verb with thread cancellation disabled, catches its
+/// panics and traces the call. The exported symbols jump here with the call's registers unchanged; Rust code does not
+/// call this.
 ///
 /// # Safety
-/// `x16` holds the function that implements the verb or 0, `x17` the address of its [`Function`]; everything else is as the
-/// implementing function expects it.
+/// `x16` holds the address of the function that implements the verb, or 0 for a verb that fails as unsupported; `x17`
+/// holds the address of its [`Function`]; all other registers and the stack are as the implementing function expects
+/// them.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
     naked_asm!("mov x6, x16", "mov x7, x17", "b {enter}", enter = sym enter)
 }
 
-/// Assembly that jumps to [`round`](crate::entry::round) with a verb, if there is one, and its function: `verb`, `function` and
-/// `round` are its operands.
+/// Expands to assembly that jumps to [`round`](crate::entry::round) with the address of the function that implements a
+/// verb (0 if the argument is missing) and the address of the verb's `Function`. The operands of the assembly are
+/// `verb`, `function` and `round`.
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 #[macro_export]
@@ -121,8 +128,9 @@ macro_rules! jump {
     };
 }
 
-/// Assembly that jumps to [`round`](crate::entry::round) with a verb, if there is one, and its function: `verb`, `function` and
-/// `round` are its operands.
+/// Expands to assembly that jumps to [`round`](crate::entry::round) with the address of the function that implements a
+/// verb (0 if the argument is missing) and the address of the verb's `Function`. The operands of the assembly are
+/// `verb`, `function` and `round`.
 #[cfg(target_arch = "aarch64")]
 #[doc(hidden)]
 #[macro_export]
@@ -138,9 +146,9 @@ macro_rules! jump {
     };
 }
 
-/// The entry of a table that programs call through, with the function's arguments and result. That of a verb of the data path,
-/// marked `direct`, is the verb itself while tracing is off: one of type `extern "C"`, which must not panic. Without a verb the
-/// entry fails as unsupported.
+/// Expands to an entry of a table of function pointers by which programs call verbs; an entry without a verb fails as
+/// unsupported. While tracing is off, the entry of a verb of the data path, marked `direct`, is the verb itself: an
+/// `extern "C"` function, which must not panic.
 macro_rules! slot {
     (direct $name:literal ($arguments:literal) $answer:ident => $verb:path) => {
         match $crate::trace::is_on() {

@@ -114,7 +114,7 @@ fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     Ok(emulated::device(name, &options)?)
 }
 
-/// The result of a copy, and how much the device's counters have grown during it.
+/// The result of copying a file over a device, and how much each counter of the device has grown meanwhile.
 pub(crate) struct Run {
     pub(crate) copied: Copied,
     counters: Vec<(&'static str, u64)>,
@@ -162,7 +162,7 @@ pub(crate) fn copy(
     })
 }
 
-/// Prints the result as text, in two lines.
+/// Prints the result of copying a file as text, in two lines.
 pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     let Copied {
         bytes,

@@ -10,11 +10,12 @@ use tempfile::NamedTempFile;
 
 use super::{Result, cannot};
 
-/// The subfolder for the unfinished files of a folder. It exists only while there are any.
+/// The name of the subfolder for the unfinished files of a folder. The subfolder exists only while it has files.
 pub(crate) const UNFINISHED: &str = ".polyverbs-unfinished";
 const PREFIX: &str = "part-";
 
-/// A file that is being written; it is deleted when this is dropped, unless it was kept.
+/// A file that is being written. Dropping this deletes the file, unless [`keep`](Self::keep) has moved it to its final
+/// name.
 pub(crate) struct Part {
     file: NamedTempFile,
     // This field is dropped after the file: the subfolder is removed when it is empty.
@@ -22,7 +23,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Creates a file in the subfolder for unfinished files of `folder`, so that its name cannot be that of another file.
+    /// Creates a file in the subfolder for unfinished files of `folder`, where no other file can have its name.
     pub(super) fn within(folder: &Path) -> Result<Self> {
         loop {
             let apart = Apart(folder.join(UNFINISHED));
@@ -49,7 +50,7 @@ impl Part {
         self.file.as_file()
     }
 
-    /// Syncs the file to the disk and moves it to its final name, where it replaces an existing file.
+    /// Syncs the file to the disk and moves it to its final name `whole`, where it replaces an existing file.
     pub(super) fn keep(self, whole: &Path) -> Result<()> {
         let Self { file, _apart } = self;
         let synced = file.as_file().sync_all();
@@ -59,7 +60,7 @@ impl Part {
     }
 }
 
-/// Limits the number of bytes that all unfinished files may have together.
+/// Limits the number of bytes that all files which are being received may have together.
 pub(crate) struct Room {
     most: u64,
     taken: AtomicU64,
@@ -71,7 +72,8 @@ impl Room {
         Self { most, taken }
     }
 
-    /// Returns the share of one file, which may have at most `limit` bytes.
+    /// Begins to count the bytes that one unfinished file takes of this room; [`Share::check`] refuses a file of more
+    /// than `limit` bytes.
     pub(super) fn share(&self, limit: u64) -> Share<'_> {
         Share {
             room: self,
@@ -81,7 +83,7 @@ impl Room {
     }
 }
 
-/// The bytes of the room that one unfinished file has taken; dropping it frees them.
+/// Counts the bytes of a [`Room`] that one unfinished file has taken; dropping this returns them to the room.
 pub(super) struct Share<'r> {
     room: &'r Room,
     limit: u64,
@@ -89,7 +91,7 @@ pub(super) struct Share<'r> {
 }
 
 impl Share<'_> {
-    /// Fails if a file of `length` bytes is larger than is allowed.
+    /// Fails if a file of `length` bytes exceeds the limit for one file.
     pub(super) fn check(&self, length: u64) -> Result<()> {
         match self.limit {
             limit if length > limit => Err(format!("a file may have {limit} bytes there").into()),
@@ -97,7 +99,8 @@ impl Share<'_> {
         }
     }
 
-    /// Takes `bytes` more of the room; fails if all unfinished files would have too many together.
+    /// Takes `bytes` more of the room for this file; fails if all unfinished files together would then have more bytes
+    /// than the room permits.
     pub(super) fn take(&mut self, bytes: u64) -> Result<()> {
         let most = self.room.most;
         let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);

@@ -42,7 +42,7 @@ use peers::Peer;
 /// Any error of a copy, as a boxed trait object.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
-/// The SHA-256 of the bytes that one side has read or written.
+/// The SHA-256 of the bytes that the client has read from its file or the server has written to its file.
 pub(crate) type Digest = [u8; 32];
 
 /// The size of a window: how many bytes of the file the client registers under one key.
@@ -51,11 +51,13 @@ pub(crate) const WINDOW: u32 = 1 << 20;
 const WINDOWS: u32 = 8;
 /// The length of the longest file name in bytes.
 const LONGEST: usize = 255;
-/// If no completion arrives for this long, a side probes whether the other still exists.
+/// If no completion arrives for this long, client or server probes whether the other side still exists.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long a waiting side sleeps at a time.
+/// How long a waiting client or server sleeps before it checks again whether it was interrupted or the connection was
+/// lost.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The `wr_id` of such a probe, which no other request has.
+/// The `wr_id` of send requests whose completions need no action: probes whether the other side exists, and messages
+/// for whose completions the sender does not wait.
 const LOOK: u64 = u64::MAX;
 
 /// Set when the program has been interrupted: a side that waits then fails, and removes its files.
@@ -86,7 +88,7 @@ impl Default for CopyOptions {
     }
 }
 
-/// The result of a copy.
+/// The result of copying a file from the client to the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
     /// The number of bytes of the file.
@@ -99,7 +101,7 @@ pub(crate) struct Copied {
     pub(crate) client_digest: Digest,
     /// The digest of the bytes that the server wrote to its file.
     pub(crate) server_digest: Digest,
-    /// The time from the first request to the last answer.
+    /// The time from the client's first request to the server's last answer.
     pub(crate) elapsed: Duration,
 }
 
@@ -117,7 +119,8 @@ pub(crate) fn requirements() -> Requirements {
     Requirements::new().prefers(registers | Features::WINDOW_2A | Features::WINDOW_2B)
 }
 
-/// Copies the file `from` to `to` over `device`: the client on a thread of its own, the server on this one.
+/// Copies the file `from` to `to` over `device`: the client runs on a thread of its own, the server on the calling
+/// thread.
 ///
 /// `progress` is called with the number of bytes written so far. A copy that fails, or differs, leaves `to` as it was.
 pub(crate) fn copy(
@@ -184,7 +187,8 @@ pub(crate) fn copy(
     })
 }
 
-/// What one side has moved: the number of bytes and of requests, and the digest.
+/// What the client has lent or the server has fetched: the number of bytes, the number of requests for them, and the
+/// SHA-256 of the bytes.
 #[derive(Default)]
 struct Moved {
     bytes: u64,
@@ -194,7 +198,7 @@ struct Moved {
     peer_digest: Digest,
 }
 
-/// An error with the operation that failed.
+/// The error of a failed operation, and the description of that operation.
 #[derive(Debug)]
 struct Failed {
     what: String,
@@ -423,7 +427,7 @@ impl Side {
     }
 }
 
-/// A buffer of the client that it repeatedly gives the server access to.
+/// A buffer of the client, to which the client repeatedly gives the server access.
 struct Lent {
     memory: Memory,
     access: RemoteAccess,
@@ -439,10 +443,11 @@ fn is_look(done: &Completion) -> bool {
     !done.opcode.is_receive() && done.wr_id == LOOK
 }
 
-/// The access rights that each side permits the other: to read lent memory, and to probe by a write of no bytes.
+/// The access rights that client and server grant to each other: to read lent memory, and to probe by an RDMA write of
+/// no bytes.
 pub(crate) const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Returns the options to connect a queue pair whose peer has these rights.
+/// Returns the options to connect a queue pair that permits its peer RDMA reads and writes ([`RIGHTS`]).
 pub(crate) fn open_to_reads() -> PathOptions {
     PathOptions::new().access(RIGHTS)
 }
@@ -463,13 +468,13 @@ fn hang_up(qp: &Qp) {
     drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
 }
 
-/// The state of one of the client's windows that was lent to the server: it can be used again when all these events have
-/// happened.
+/// The state of a window that the client has lent to the server. The client can lend the window again when its own
+/// requests for it have completed and the server has returned it.
 #[derive(Clone, Copy, Default)]
 struct Loan {
     length: u64,
-    /// How many of the client's requests for the window are outstanding: the one that registers it, and the message about
-    /// it.
+    /// How many of the client's requests for the window are outstanding: the one that registers the window, and the
+    /// message that lends it to the server.
     own_requests: u8,
     is_with_server: bool,
 }
@@ -733,7 +738,7 @@ fn fetch(side: &Side, filled: &Filled, piece: &Piece) -> Result<()> {
     side.post_portable(ReadAndInvalidate::new(piece.remote, &sink).wr_id(piece.sink as u64))
 }
 
-/// A part of the file in the client's memory, without the beginning that the server has requested already.
+/// A window as the server sees it: the part of the file in the client's memory that the server has not requested yet.
 struct Window {
     remote: RemoteAddress,
     length: u32,

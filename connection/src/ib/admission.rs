@@ -20,14 +20,15 @@ use super::types::{CommId, Event, ListenerId, State};
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     arrivals: u64,
-    /// REQs and SIDR_REQs that the program has not answered, for each listener by age.
+    /// The REQs and SIDR_REQs that the program has not answered, by age for each listener.
     unanswered: ByAge<ListenerId>,
-    /// Unproven connections and those in TIMEWAIT, by age: these may be given up.
+    /// Unproven connections and those in TIMEWAIT, by age: this side may give them up to make room for a new request.
     replaceable: ByAge<()>,
     counts: BTreeMap<Share, usize>,
 }
 
-/// Connections by age, for each `L` (a listener, or `()` for all), and there also for each source address.
+/// A set of connections in the order of their age, for each `L` (a listener, or `()` for all listeners), and within
+/// each `L` also for each source address.
 #[derive(Debug)]
 struct ByAge<L> {
     all: BTreeSet<(L, Arrival)>,
@@ -49,7 +50,7 @@ impl<L: Copy + Ord> ByAge<L> {
         self.of_source.insert((of, from, arrival));
     }
 
-    /// Removes a connection; returns whether the set contained it.
+    /// Removes a connection from the set; returns whether the set contained the connection.
     fn remove(&mut self, of: L, from: LinkAddress, arrival: Arrival) -> bool {
         self.of_source.remove(&(of, from, arrival));
         self.all.remove(&(of, arrival))
@@ -70,7 +71,7 @@ impl<L: Copy + Ord> ByAge<L> {
 const FIRST: Arrival = (0, 0);
 const LAST: Arrival = (u64::MAX, u32::MAX);
 
-/// A group of connections whose number is limited.
+/// A group of connections whose number [`Admission`] limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Share {
     /// All connections that peers have requested.
@@ -110,8 +111,8 @@ impl Admission {
 }
 
 impl Manager {
-    /// Makes room for a request of a source to a listener, if necessary by giving up an old one. Returns `false` if there
-    /// is no room and none may be given up.
+    /// Makes room for a request from the address `from` to a listener, if necessary by giving up an older connection.
+    /// Returns `false` if there is no room and no connection may be given up.
     pub(super) fn make_room(&mut self, listener: ListenerId, from: LinkAddress) -> bool {
         let most = self.options.max_connections;
         let backlog = self.listeners.get(&listener);
@@ -136,13 +137,14 @@ impl Manager {
         !is_full || self.give_way(oldest)
     }
 
-    /// Whether a source has used up its part of `room` places.
+    /// Whether the connections of a source address, which `share` counts, have used up the address's part of `room`
+    /// places.
     fn has_part(&self, share: Share, room: usize) -> bool {
         self.admission.count(share) >= room.div_ceil(SOURCES)
     }
 
-    /// Gives up connection `id` for another one; returns `false` if `id` is `None`. No message is sent: its peer, if it
-    /// exists, repeats its request.
+    /// Gives up connection `id` to make room for another one; returns `false` if `id` is `None`. The peer gets no
+    /// message: if the peer exists, it repeats its request.
     fn give_way(&mut self, id: Option<u32>) -> bool {
         let Some(id) = id else { return false };
         let state = self.state(CommId(id));
@@ -156,7 +158,8 @@ impl Manager {
         true
     }
 
-    /// Counts a connection that a peer has requested, and limits the messages to its address until that is proven.
+    /// Counts a connection that a peer has requested, and limits the messages to the peer's address until the address
+    /// is proven.
     pub(super) fn admit(&mut self, listener: ListenerId, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -176,7 +179,8 @@ impl Manager {
         admission.add(Share::ListenerSource(listener, from));
     }
 
-    /// Removes the request from the unanswered ones, because the program has answered it or it has ended.
+    /// Removes the request with this communication ID from the unanswered ones, because the program has answered the
+    /// request or its connection has ended.
     pub(super) fn close(&mut self, id: u32) {
         let Some(connection) = self.connections.get(&id) else {
             return;
@@ -191,7 +195,7 @@ impl Manager {
         }
     }
 
-    /// Uncounts a connection that no longer exists.
+    /// Removes a connection that no longer exists from the counts.
     pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
         self.admission.replaceable.remove((), from, arrival);
         self.admission.subtract(Share::All);
@@ -208,7 +212,8 @@ impl Manager {
         is_suspect.then_some(ALLOWANCE)
     }
 
-    /// Marks the address of a connection's peer as proven: it is not forged. This ends the limit on messages.
+    /// Marks the address of a connection's peer as proven, that is, not forged: messages to the peer are no longer
+    /// limited.
     pub(super) fn prove(&mut self, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -242,8 +247,8 @@ impl Manager {
 
 /// How long this side waits for an answer from an unproven address, whatever timeout the peer asks for.
 pub(super) const UNPROVEN: Duration = Duration::from_secs(10);
-/// How many messages may be sent to an unproven address for each that came from there (RFC 9000 section 8.1). All messages
-/// have the same length.
+/// How many messages this side may send to an unproven address for each message that came from there (RFC 9000 section
+/// 8.1). All messages have the same length.
 pub(super) const ALLOWANCE: u32 = 3;
-/// A source address may take one part in this many of all places.
+/// The divisor for the places of one source address: with 2, the requests of one address may take half of all places.
 const SOURCES: usize = 2;

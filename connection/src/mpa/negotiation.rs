@@ -23,11 +23,11 @@ const NO_MATCHING_RTR: TerminateCode = TerminateCode::new(2, 0, 7);
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct StartOptions {
-    /// The highest MPA revision: 1 or 2.
+    /// The highest MPA revision that this side supports: 1 or 2.
     pub revision: u8,
-    /// Whether the frames that this side receives shall have markers.
+    /// Whether the FPDUs that this side receives shall have markers.
     pub markers: bool,
-    /// Whether frames shall have a CRC, in both directions.
+    /// Whether the FPDUs of both directions shall have a CRC.
     pub crc: bool,
     /// This side's read limits (IRD and ORD).
     pub depths: Depths,
@@ -36,7 +36,7 @@ pub struct StartOptions {
     /// The forms of the ready-to-receive indication that this side supports. An initiator that supports none sends its
     /// first FPDU without an indication; a responder that supports none accepts a send.
     pub rtr: ReadyForms,
-    /// How long the peer may take to send its request or reply.
+    /// How long the peer may take to send its MPA request or reply.
     pub patience: Duration,
 }
 
@@ -54,12 +54,12 @@ impl Default for StartOptions {
     }
 }
 
-/// The settings that both sides have agreed on.
+/// The settings that both sides of a stream have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// The MPA revision: 1 or 2.
+    /// The MPA revision that both sides use: 1 or 2.
     pub revision: u8,
-    /// Whether frames have a CRC and markers.
+    /// Whether FPDUs have a CRC and markers.
     pub settings: Settings,
     /// This side's read limits (IRD and ORD).
     pub depths: Depths,
@@ -71,16 +71,16 @@ pub struct Started {
     pub rtr: Option<ReadyForms>,
 }
 
-/// The answer of a responder to a request.
+/// The answer of the MPA responder to the initiator's MPA request, which its MPA reply carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartReply {
-    /// Accepts the stream.
+    /// The responder accepts the stream, and FPDUs follow the reply.
     Accept,
-    /// Rejects the stream; the TCP connection stays open until either side closes it.
+    /// The responder rejects the stream; the TCP connection stays open until either side closes it.
     Reject,
 }
 
-/// Why the negotiation failed, and what to do then.
+/// Why the MPA negotiation failed, and what the caller has to do then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Failure {
@@ -90,10 +90,10 @@ pub enum Failure {
     /// Both sides are initiators, or both are responders: close the stream.
     #[error("both sides are initiators, or both are responders")]
     SameRole,
-    /// The reply has a revision that was not requested.
+    /// The peer's reply has an MPA revision that this side has not requested.
     #[error("the peer answers with revision {0}, which was not requested")]
     Revision(u8),
-    /// The reply is enhanced although the request was not, or the reverse (RFC 6581 section 7).
+    /// The peer's reply is enhanced although this side's request was not, or the reverse (RFC 6581 section 7).
     #[error("only one of request and reply is enhanced")]
     Form,
     /// The peer took too long to send its request or reply.
@@ -105,10 +105,10 @@ pub enum Failure {
     /// This side has to send a Terminate message with this code, and then close the stream.
     #[error("the peer's offer cannot be met: {0:?}")]
     Terminate(TerminateCode),
-    /// The call is not allowed in this state, and has changed nothing.
+    /// The call is not allowed in the present state of the negotiation, and has changed nothing.
     #[error("not allowed in this state of the negotiation")]
     State,
-    /// The private data is too long; nothing was changed.
+    /// The private data of this side is too long; the call has changed nothing.
     #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
         /// The number of bytes of private data given.
@@ -118,7 +118,7 @@ pub enum Failure {
     },
 }
 
-/// What the negotiation has come to after received bytes were handled.
+/// The result of handling bytes that were received from the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// More bytes of the peer's request or reply are needed.
@@ -130,7 +130,7 @@ pub enum Output {
     },
     /// The negotiation is finished, and FPDUs follow.
     Started {
-        /// The settings that both sides have agreed on.
+        /// The settings that both sides of a stream have agreed on.
         started: Started,
         /// The private data of the peer's program.
         private_data: Vec<u8>,
@@ -197,7 +197,7 @@ impl Negotiation {
         Ok(this)
     }
 
-    /// Creates the negotiation of a responder, which waits for a request.
+    /// Creates the negotiation of a responder, which waits for the initiator's request.
     pub fn responder(now: Time, options: StartOptions) -> Self {
         Self::new(now, options, State::AwaitsRequest)
     }
@@ -219,12 +219,12 @@ impl Negotiation {
         }
     }
 
-    /// Returns the bytes to send, each only once.
+    /// Returns the bytes that the caller has to send to the peer, each only once.
     pub fn poll_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.leaving)
     }
 
-    /// Returns when to call [`handle_timeout`](Self::handle_timeout); `None` if no timer runs.
+    /// Returns when the caller has to call [`handle_timeout`](Self::handle_timeout); `None` if no timer runs.
     pub const fn next_due(&self) -> Option<Time> {
         self.due
     }
@@ -317,7 +317,7 @@ impl Negotiation {
         Ok(Output::Requested { private_data })
     }
 
-    /// Whether the peer's request was received completely.
+    /// Whether the peer's MPA request was received completely.
     pub const fn has_request(&self) -> bool {
         matches!(self.state, State::AwaitsAnswer { .. })
     }
@@ -338,7 +338,8 @@ impl Negotiation {
         self.options.most_ird = depths.ird;
     }
 
-    /// Answers a request. Returns the settings agreed on; `None` if the request was rejected.
+    /// Answers the peer's MPA request, as the responder. Returns the settings that both sides have agreed on; `None` if
+    /// `reply` rejects the request.
     ///
     /// # Errors
     /// There is no request to answer, or the private data is too long; nothing was changed.
@@ -457,11 +458,11 @@ impl Negotiation {
     }
 }
 
-/// How many bytes may be received after a request or reply before it is answered: as many FPDUs as a socket buffers.
+/// How many bytes a waiting initiator keeps: the reply, and as many bytes of FPDUs after it as a socket buffers.
 const MAX_KEPT: usize = MAX_START_LEN + (1 << 16);
 
-/// Returns which of the forms to use that both sides support. A write needs nothing of the other side, so it is preferred
-/// to a read, which needs IRD, and that to a send, which needs a posted receive.
+/// Returns the form of the ready-to-receive indication to use, of those that both sides support. A write is preferred,
+/// because it needs nothing of the peer; then a read, which needs IRD; then a send, which needs a posted receive.
 fn chosen(common: ReadyForms) -> Option<ReadyForms> {
     let order = [ReadyForms::WRITE, ReadyForms::READ, ReadyForms::SEND];
     order.into_iter().find(|form| common.contains(*form))

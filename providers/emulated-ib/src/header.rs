@@ -27,7 +27,7 @@ pub enum Body {
     AtomicWrite(RemoteAddress),
     /// FLUSH: the remote address, the number of bytes, what the flush guarantees, and whether it flushes the whole region.
     Flush(RemoteAddress, u32, Access, bool),
-    /// ACK, NAK or RNR NAK: the AETH says which.
+    /// ACK, NAK or RNR NAK: the syndrome in the AETH distinguishes the three.
     Acknowledge,
     /// RDMA READ response: the frame's position in the answer.
     ReadResponse(Position),
@@ -48,8 +48,8 @@ pub enum Body {
 }
 
 impl Body {
-    /// Returns whether this is a read, an atomic or a flush: the responder serves such a request after it has handled the
-    /// frames that arrived with it.
+    /// Returns whether this is the body of a read, an atomic or a flush: the responder executes such a request after it
+    /// has handled the frames that arrived together with the request.
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(
             self,
@@ -67,7 +67,8 @@ impl Body {
             )
     }
 
-    /// Returns whether a requester sends this to a responder. All other bodies go to a requester.
+    /// Returns whether a frame with this body goes from a requester to a responder. Frames with other bodies go to a
+    /// requester.
     pub const fn is_request(&self) -> bool {
         !matches!(
             self,
@@ -113,7 +114,8 @@ impl IpFields {
     }
 }
 
-/// The decoded header of a frame.
+/// The decoded header of a frame between emulated InfiniBand devices: the fields of BTH, extended headers and IP header
+/// that the devices use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// The service type of the two queue pairs.
@@ -125,7 +127,7 @@ pub struct Header {
     pub src_qp: u32,
     /// The packet sequence number of the frame, or of its first packet.
     pub psn: Psn,
-    /// Whether the sender requests an acknowledge.
+    /// Whether the frame's sender requests an acknowledge.
     pub ack_req: bool,
     /// Whether the sender requests a solicited event at the receiver.
     pub solicited: bool,
@@ -139,23 +141,25 @@ pub struct Header {
     /// Whether the ICRC is correct only for an IPv4 identification that could not be verified. Such a frame is accepted
     /// only near the expected PSN.
     pub icrc_unverified: bool,
-    /// For a request, whether its sender waits for the acknowledge. A record in shared memory carries this.
+    /// For a request, whether its sender waits for the acknowledge. A record in shared memory carries this flag; a
+    /// packet on the wire does not.
     pub awaited: bool,
     /// Whether the payload may be several packets with consecutive PSNs, because the frame came through shared memory or
     /// from a network that does not cut messages.
     pub joined: bool,
-    /// For such a joined frame, log2 of its sender's path MTU in bytes. On the wire the length of a packet shows whether
-    /// both ends have the same path MTU.
+    /// For a frame whose payload is several packets (`joined`), log2 of the sender's path MTU in bytes. On the wire the
+    /// length of a packet shows whether both ends have the same path MTU.
     pub mtu_shift: u8,
     /// For a request through shared memory, the acknowledge (PSN and AETH) of the requests of its receiver, which would
     /// otherwise follow in a frame of its own.
     pub acknowledges: Option<(Psn, Aeth)>,
-    /// The part of the header that is specific to the opcode.
+    /// The part of the header that depends on the opcode, such as the remote address of a write.
     pub body: Body,
 }
 
 impl Header {
-    /// Creates the header of a frame between two queue pairs. All flags and the optional fields are unset.
+    /// Creates the decoded header of a frame from the queue pair `src_qp` to the queue pair `dest_qp`. The flags are
+    /// false and all further fields are empty; the caller sets those that it needs.
     #[inline]
     pub fn new(service: QpType, src_qp: u32, dest_qp: u32, psn: Psn, body: Body) -> Self {
         Self {
@@ -194,10 +198,11 @@ impl Header {
         matches!(self.body, Body::Acknowledge) && self.aeth.syndrome.is_ack()
     }
 
-    /// The `src_qp` of a frame that does not name its source queue pair. On the wire only datagrams name it.
+    /// The `src_qp` of a frame that does not name its source queue pair. On the wire only datagrams (DETH) name the
+    /// source queue pair.
     pub const UNKNOWN_QP: u32 = u32::MAX;
 
-    /// Returns whether the frame may come from the queue pair `qpn`: it names that one, or none.
+    /// Returns whether the frame may come from the queue pair `qpn`: the frame names that source queue pair, or none.
     #[inline]
     pub const fn may_come_from(&self, qpn: u32) -> bool {
         self.src_qp == qpn || self.src_qp == Self::UNKNOWN_QP
@@ -205,7 +210,7 @@ impl Header {
 }
 
 /// Returns whether the packets that are joined in a frame of `length` bytes are as long as both ends expect, whose path
-/// MTUs are `1 << mtu_shifts`. If these differ, only a message of one packet is, as on the wire.
+/// MTUs are `1 << mtu_shifts`. If the two MTUs differ, only a message of one packet can be, as on the wire.
 #[inline]
 pub const fn joined_packets_fit(position: Position, length: usize, mtu_shifts: [u8; 2]) -> bool {
     let [a, b] = mtu_shifts;

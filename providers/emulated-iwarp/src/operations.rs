@@ -20,7 +20,7 @@ use crate::header::{AtomicOp, Untagged};
 use crate::terminate::{Breach, TerminateCode};
 use crate::{Cx, Qp, Receiving};
 
-/// A queue pair that carries out a message of its peer, with its receiving half locked.
+/// A queue pair that executes a message of its peer, with its responder state locked.
 pub(crate) struct Target<'a, 'p> {
     pub(crate) qp: &'a Qp,
     pub(crate) half: &'a mut Receiving,
@@ -86,10 +86,10 @@ impl<'p> Target<'_, 'p> {
         Ok(())
     }
 
-    /// Completes the next receive with immediate data. `written` is the number of bytes that the write before it has
-    /// written.
+    /// Completes the next receive with the immediate data of the peer's message. `written` is the number of bytes that
+    /// the RDMA write before that message has written.
     ///
-    /// The value is the first four of the eight bytes in the message (RFC 7306 section 6).
+    /// The immediate data of the completion are the first four of the eight bytes in the message (RFC 7306 section 6).
     pub(crate) fn immediate(
         &mut self,
         imm: [u8; 4],
@@ -115,7 +115,7 @@ impl<'p> Target<'_, 'p> {
         Ok(())
     }
 
-    /// Returns the memory that a read requests, checked for remote reading.
+    /// Checks that the peer may read the memory which its RDMA Read Request names, and returns that memory.
     #[inline]
     pub(crate) fn read(&self, stag: u32, to: u64, length: u64) -> Result<Spans<'p>, Breach> {
         self.permit(Access::REMOTE_READ, Rule::QueuePairRead)?;
@@ -166,7 +166,8 @@ impl<'p> Target<'_, 'p> {
     }
 }
 
-/// Places `payload` in the tagged buffer that the peer's message names, after all checks of a tagged buffer.
+/// Checks that the peer may write `payload` to the tagged buffer that its message names by `stag` and tagged offset
+/// `to`, then copies `payload` there. If a check fails, nothing is written.
 #[inline]
 pub(crate) fn place_tagged(
     qp: &Qp,
@@ -181,8 +182,8 @@ pub(crate) fn place_tagged(
     Ok(())
 }
 
-/// Returns the memory of a tagged buffer, checked for `access`. A length of zero names no buffer (RFC 5040 section 5.2.1,
-/// RFC 5041 section 5.1).
+/// Checks that the peer has the rights `access` to a tagged buffer, and returns the memory of that buffer. A length of
+/// zero names no buffer (RFC 5040 section 5.2.1, RFC 5041 section 5.1).
 #[inline]
 pub(crate) fn tagged_spans<'p>(
     qp: &Qp,
@@ -207,7 +208,7 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
         .map_err(Breach::Invalidate)
 }
 
-/// Returns the address and the form in RFC 7306 of an atomic; `None` for other operations.
+/// Returns the remote address of an atomic request and its operation as RFC 7306 encodes it; `None` for other requests.
 pub(crate) const fn atomic_of(op: &Op) -> Option<(RemoteAddress, AtomicOp)> {
     match *op {
         Op::CompareSwap(remote, compare, swap) => {

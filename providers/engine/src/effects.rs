@@ -15,8 +15,8 @@ pub trait QpActions: Send + Sync {
     /// only those of the send queue.
     fn flush(self: Arc<Self>, effects: &mut Effects);
 
-    /// Continues with the send queue, because the event for which a request waits may have occurred, such as a receive that
-    /// the peer has posted.
+    /// Processes the queue pair's send queue again, because the event for which a request waits may have occurred, such
+    /// as a receive that the peer has posted.
     fn resume(self: Arc<Self>, effects: &mut Effects);
 
     /// Puts the queue pair into the error state and reports that by an event, because a queue that it uses has failed.
@@ -26,7 +26,7 @@ pub trait QpActions: Send + Sync {
     fn polled(&self);
 }
 
-/// One postponed action.
+/// An action that a call into the engine has postponed.
 enum Effect {
     Wake(Arc<Cq>),
     Event(Arc<dyn EventSink>, EventType, EventSubject),
@@ -35,7 +35,8 @@ enum Effect {
     Call(Box<dyn FnOnce(&mut Effects) + Send>),
 }
 
-/// Actions that are postponed until no lock is held, in order. Nearly every call has none, which costs nothing.
+/// The actions that a call into the engine postpones until it holds no lock, in the order in which they were added.
+/// Nearly every call postpones none, which costs nothing.
 #[derive(Default)]
 #[must_use]
 pub struct Effects {
@@ -54,12 +55,13 @@ impl Effects {
             .push(Effect::Event(Arc::clone(sink), event, subject));
     }
 
-    /// Adds an action that flushes a queue pair in error.
+    /// Adds an action that completes the remaining requests of a queue pair in error with the flush status.
     pub fn flush(&mut self, qp: Arc<dyn QpActions>) {
         self.queue.push(Effect::Flush(qp));
     }
 
-    /// Adds an action that continues with a queue pair's send queue.
+    /// Adds an action that makes a queue pair process its send queue again, because the event for which a request waits
+    /// may have occurred. [`run`](Self::run) carries out the action when the caller holds no lock.
     pub fn resume(&mut self, qp: Arc<dyn QpActions>) {
         self.queue.push(Effect::Resume(qp));
     }
@@ -70,7 +72,7 @@ impl Effects {
         self.queue.push(Effect::Call(Box::new(call)));
     }
 
-    /// Returns whether no action was added.
+    /// Returns whether no action is postponed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()

@@ -26,8 +26,8 @@ use crate::sync::Mutex;
 /// The name that marks the parts of extensions that are emulations for software devices.
 pub const FAMILY: &str = "polyverbs-engine";
 
-/// Features of the core that only an emulation implements, no driver by itself. A driver that reports one of them says only
-/// that its transport can carry it.
+/// Features of the core that only an emulation implements, no driver by itself. A driver that reports one of these
+/// features says only that its transport can carry the feature's requests.
 pub const EMULATED: Features = Features::IWARP_MANDATORY
     .union(Features::WINDOW_1)
     .union(Features::WINDOW_2)
@@ -45,8 +45,8 @@ pub trait Emulation: Send + Sync + 'static {
         &[]
     }
 
-    /// Returns the hooks of a queue pair that is being created with a flag or a mode of this extension. The call has no
-    /// side effect, because the creation may still fail.
+    /// Returns the hooks of a queue pair that a program is creating with the flag or mode `extension` of this
+    /// extension. The call has no side effect, because the creation may still fail.
     ///
     /// # Errors
     /// The queue pair cannot have this flag or mode.
@@ -58,11 +58,12 @@ pub trait Emulation: Send + Sync + 'static {
         Err(unsupported(extension.extension(), extension.feature()))
     }
 
-    /// Registers a shared receive queue that is being created with a mode of this extension, so that requests of peers can
-    /// name it by a number. The queue drops the returned registration when it is destroyed.
+    /// Makes a shared receive queue known to this extension, so that requests of peers can name the queue by its
+    /// number. A program is creating the queue with the mode `extension` of this extension, such as XRC. The returned
+    /// registration has the number; the queue drops the registration when the queue is destroyed.
     ///
     /// # Errors
-    /// The queue cannot have this mode.
+    /// The shared receive queue cannot have this mode.
     fn extend_srq(
         &self,
         extension: &SrqExtension,
@@ -92,13 +93,13 @@ pub struct QpHandle<'h> {
     pub events: &'h Arc<dyn EventSink>,
 }
 
-/// A shared receive queue that is being created with a mode of an extension.
+/// A shared receive queue that a program is creating with a mode of an extension.
 pub struct SrqParts {
     /// The identity of the program's handle for the queue.
     pub id: ObjectId,
     /// The shared receive queue itself.
     pub srq: Arc<Srq>,
-    /// The completion queue for receives of this queue.
+    /// The completion queue for receives of this shared receive queue.
     pub cq: Arc<Cq>,
 }
 
@@ -122,9 +123,10 @@ pub enum Addressing {
     /// Requests name no shared receive queue.
     #[default]
     None,
-    /// The queue pair sends such requests: the attribute of each request is the number of the peer's shared receive queue.
+    /// The queue pair sends requests that name a shared receive queue of the peer: the attribute of each request is the
+    /// number of that queue.
     Sends,
-    /// The queue pair receives such requests, for these shared receive queues.
+    /// The queue pair receives requests that name one of these shared receive queues of its device.
     Receives(Arc<dyn Targets>),
 }
 
@@ -137,24 +139,24 @@ pub trait Targets: Send + Sync {
 
 /// A shared receive queue that requests of a peer name.
 pub struct Target {
-    /// The number by which requests name the queue.
+    /// The number by which requests name the shared receive queue.
     pub number: u32,
-    /// The queue. Requests that name it are carried out in its protection domain.
+    /// The shared receive queue, in whose protection domain the requests that name the queue are executed.
     pub srq: Arc<Srq>,
-    /// The completion queue for receives of this queue.
+    /// The completion queue for receives of this shared receive queue.
     pub cq: Arc<Cq>,
 }
 
 /// Lets several handles of programs share one queue pair.
 pub trait Sharing: Send + Sync {
-    /// Returns a further handle of a queue pair that exists already, and then no queue pair is made; `None` if one must be
-    /// made.
+    /// Returns a further handle of the shared queue pair if that exists already; `None` if the engine has to create it.
     fn existing(&mut self) -> Option<Arc<dyn QpOps>>;
 
-    /// Returns the sink for the events of a new queue pair, which forwards each event to all handles.
+    /// Returns the sink for the events of a new queue pair, which forwards each event to all handles of that queue
+    /// pair.
     fn events(&self) -> Arc<dyn EventSink>;
 
-    /// Returns the first handle of `made`, a new queue pair.
+    /// Returns the first handle of `made`, the queue pair that the engine has just created.
     fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps>;
 }
 
@@ -173,9 +175,11 @@ pub struct Station {
     pub qpn: u32,
 }
 
-/// Observes how the requests of a queue pair end: before the completion is in its queue, and also if there is none.
+/// Observes how the requests of a queue pair end: before the completion of a request is in the completion queue, and
+/// also if the request gets no completion.
 ///
-/// The engine calls it in the order of the queue with a lock of the queue pair held, so it must only note the status.
+/// The engine calls the methods in the order of the requests and holds a lock of the queue pair, so they must only note
+/// the status.
 pub trait CompletionObserver: Send + Sync {
     /// Notes that the next request of the send queue has ended with this status.
     fn sent(&self, status: WcStatus);
@@ -222,7 +226,7 @@ impl QpExtensions {
     }
 
     /// Makes the queue pair take its next receives from `target` and complete them in that target's completion queue;
-    /// `None` ends this.
+    /// with `None`, the queue pair takes receives from no target any longer.
     pub fn take_receives_from(&self, target: Option<Arc<Target>>) {
         *self.named.lock() = target;
     }
@@ -253,16 +257,16 @@ impl QpExtensions {
 /// extension.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
-    /// Feature bits of the core.
+    /// The feature bits of the core that the device gains.
     pub features: Features,
-    /// Feature bits of the extension's own set.
+    /// The feature bits of the extension's own set that the device gains.
     pub own: u64,
     /// The extension's own limits, each a name and a value.
     pub limits: Vec<(&'static str, u64)>,
     /// The scope in which masked atomics are atomic.
     pub masked_atomic_cap: AtomicScope,
-    /// Whether all of this needs a driver whose requests name shared receive queues of the peer ([`Addressing`]). A device
-    /// with another driver then gains nothing.
+    /// Whether these features need a driver whose requests can name shared receive queues of the peer ([`Addressing`]).
+    /// If so, a device with another driver gains none of them.
     pub addresses_receives: bool,
 }
 
@@ -354,7 +358,8 @@ impl Emulations {
         Ok(plugged)
     }
 
-    /// Returns the hooks of all extensions with which a queue pair is created; `None` if it has no extension.
+    /// Returns the hooks of all extensions with which a program creates a queue pair; `None` if the queue pair has no
+    /// extension.
     pub(crate) fn extend_qp(
         &self,
         extensions: &[QpExtension],
@@ -383,7 +388,7 @@ impl Emulations {
         Ok(Some(all))
     }
 
-    /// Registers a shared receive queue with the extension with which it is created.
+    /// Makes a shared receive queue, which a program is creating with a mode of an extension, known to that extension.
     pub(crate) fn extend_srq(
         &self,
         extension: &SrqExtension,

@@ -18,25 +18,28 @@ use crate::qp::{Qp, Rare, Requester, Responder, SendCounters};
 
 /// The part of a transport's driver that the express path needs.
 pub trait Express: Driver {
-    /// The rights that the local memory of a read needs, where the bytes are placed.
+    /// The access rights that the local buffer of an RDMA read needs, in which the transport places the bytes that were
+    /// read.
     const READ_SINK: Access;
 
-    /// Returns whether the peer takes the next request of this queue pair at once. Both queue pairs are in RTS, and the
-    /// caller has locked the peer's `responder`. The result must be `false` if [`Responder::takes_express`] is: the driver
-    /// checks that here, or a condition that implies it.
+    /// Returns whether the peer's responder can execute the next request of `qp` at once, in the thread that posts the
+    /// request. Both queue pairs are in RTS, and the caller has locked `responder`, which is the peer's. The result
+    /// must be `false` while [`Responder::takes_express`] returns `false`: an implementation checks that method, or a
+    /// stricter condition.
     fn is_ready(qp: &Qp<Self>, sending: &Self::Requester, responder: &Responder<Self>) -> bool;
 
-    /// Returns the rights that the peer's queue pair grants to remote requests.
+    /// Returns the access rights that the peer's queue pair grants to requests of this queue pair.
     fn permits(receiving: &Self::Responder) -> Access;
 
-    /// Returns whether both sides permit one more read or atomic at this time; by default they do.
+    /// Returns whether requester and responder permit one more outstanding read or atomic at this time; by default they
+    /// do.
     #[inline]
     fn has_read_budget(_sending: &Self::Requester, _receiving: &Self::Responder) -> bool {
         true
     }
 
-    /// Advances the state of both sides, such as sequence numbers, past a request of `length` bytes that was carried out;
-    /// by default nothing changes.
+    /// Advances the state of requester and responder, such as sequence numbers, past a request of `length` bytes that
+    /// the express path has carried out; by default nothing changes.
     #[inline]
     fn step(_sending: &mut Self::Requester, _receiving: &mut Self::Responder, _length: u32) {}
 }

@@ -20,7 +20,7 @@ use crate::rules::{self, Rule};
 use crate::slab::Slab;
 use crate::sync::{Mutex, relax};
 
-/// The kind of object that a memory key names.
+/// The kind of object (memory region or memory window) that a memory key names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyKind {
@@ -46,7 +46,7 @@ impl KeyKind {
         Self::Window2B,
     ];
 
-    /// Returns whether this is a memory window.
+    /// Returns whether a key of this kind names a memory window.
     pub const fn is_window(self) -> bool {
         matches!(self, Self::Window1 | Self::Window2A | Self::Window2B)
     }
@@ -69,9 +69,9 @@ pub enum KeyState {
     Valid = 2,
 }
 
-/// New memory for a region that exists.
+/// New memory for an existing memory region, which replaces the region's present memory.
 pub struct Translation {
-    /// The new memory.
+    /// The memory that replaces the region's present memory.
     pub memory: RegionMemory,
     /// The address by which requests name the first byte of the memory.
     pub iova: u64,
@@ -97,7 +97,7 @@ impl Translation {
 pub struct KeyFields {
     /// The low byte of the key, which the consumer owns.
     pub key: u8,
-    /// Whether the key opens memory.
+    /// Whether the key opens memory at present.
     pub state: KeyState,
     /// The kind of object that the key names.
     pub kind: KeyKind,
@@ -105,7 +105,7 @@ pub struct KeyFields {
     pub access: Access,
     /// The protection domain of the region or window.
     pub pd: u32,
-    /// The address by which requests name the first byte.
+    /// The address by which requests name the first byte that the key opens.
     pub iova: u64,
     /// The number of bytes that the key opens.
     pub length: u64,
@@ -120,8 +120,8 @@ pub struct KeyFields {
 }
 
 impl KeyFields {
-    /// Checks that this is an ordinary region without bound windows, so that its memory can be replaced. For other kinds
-    /// `base` belongs to another object, and bound windows have copied it.
+    /// Checks that the key names an ordinary region without bound windows, so that the region's memory can be replaced.
+    /// For keys of other kinds `base` belongs to another object, and bound windows have copied it.
     fn check_unbound_region(&self) -> Result<(), Fault> {
         if self.state == KeyState::Unused {
             return Err(Fault::Key);
@@ -132,7 +132,7 @@ impl KeyFields {
         Ok(())
     }
 
-    /// Returns the index of the region to which a window is bound; `None` if this is no bound window.
+    /// Returns the index of the region to which the key's window is bound; `None` if the key names no bound window.
     fn parent(&self) -> Option<u64> {
         (self.kind.is_window() && self.state == KeyState::Valid).then_some(self.link)
     }
@@ -185,7 +185,7 @@ impl KeyFields {
     }
 }
 
-/// The words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
+/// The number of words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
 const WORDS: usize = 7;
 
 /// The slot of one key. A check reads one cache line.
@@ -197,8 +197,8 @@ struct Slot {
     keep: Mutex<Keep>,
 }
 
-/// Objects that keep the memory of a key alive. They change together with the fields, and a replaced one is dropped when
-/// all pins of that time have ended.
+/// The objects that keep the memory of a key alive. They change together with the key's fields, and a replaced object
+/// is dropped when all pins of that time have ended.
 #[derive(Default)]
 struct Keep {
     memory: Option<RegionMemory>,
@@ -294,7 +294,7 @@ pub enum Region<'p> {
     Flat(Span<'p>),
     /// A part of the memory of a page list.
     Paged {
-        /// The page list.
+        /// The page list of the memory region.
         list: &'p PageList,
         /// The position of the part's first byte in the memory of the list.
         offset: u64,
@@ -363,7 +363,7 @@ unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
 /// How the device's own program uses a key, in a request or a receive.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalUse {
-    /// The protection domain of the queue pair or shared receive queue.
+    /// The protection domain of the queue pair or shared receive queue whose request or receive uses the key.
     pub pd: u32,
     /// Whether the memory is a private buffer, which the program has lent with the request.
     pub private: bool,
@@ -385,11 +385,11 @@ pub struct RemoteUse {
 /// The part of a region to which a window is to be bound, and the rights of the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
-    /// The local key of the region.
+    /// The L_Key of the memory region to which the window is bound.
     pub region: u32,
-    /// The address of the first byte, as requests to the region name it.
+    /// The address of the part's first byte, as requests to the region name that byte.
     pub addr: u64,
-    /// The number of bytes; 0 unbinds a window of type 1.
+    /// The number of bytes of the part; 0 unbinds a window of type 1.
     pub length: u64,
     /// The rights that the window grants to peers.
     pub access: Access,
@@ -582,7 +582,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Frees the index of a key that [`disable`](Self::disable) has disabled. This is possible once.
+    /// Frees the index of a key that [`disable`](Self::disable) has disabled. An index can be freed only once.
     ///
     /// # Errors
     /// The key was not disabled, and stays as it was.
@@ -601,13 +601,14 @@ impl KeyTable {
         (fields.state != KeyState::Unused).then_some(fields)
     }
 
-    /// Returns a key with the low byte that its index has at present.
+    /// Returns `key` with its low byte replaced by the one that the key's index has at present.
     pub(crate) fn current(&self, key: u32) -> u32 {
         let byte = self.fields(key).map_or(key as u8, |fields| fields.key);
         key & !0xff | u32::from(byte)
     }
 
-    /// Returns whether the window with the key `window` is bound to the region with the key `region`.
+    /// Returns whether the memory window with the key `window` is bound to the memory region with the key `region`. The
+    /// low bytes of the keys do not matter.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
         let parent = self.fields(window).and_then(|fields| fields.parent());
         parent == Some(u64::from(self.index(region)))

@@ -17,11 +17,11 @@ pub struct Frame<'p, H> {
     pub from: LinkAddress,
     /// The link address of the receiving device.
     pub to: LinkAddress,
-    /// The decoded header.
+    /// The decoded header of the frame.
     pub header: H,
-    /// The payload bytes.
+    /// The payload of the frame.
     pub payload: Payload<'p>,
-    /// Whether the link has changed a bit, which a receiver would detect by the checksum.
+    /// Whether the link has changed a bit of the frame, which a receiver would detect by the checksum.
     pub damaged: bool,
 }
 
@@ -32,11 +32,11 @@ pub struct OwnedFrame<H> {
     pub from: LinkAddress,
     /// The link address of the receiving device.
     pub to: LinkAddress,
-    /// The decoded header.
+    /// The decoded header of the frame.
     pub header: H,
-    /// The payload bytes.
+    /// The payload of the frame.
     pub payload: Vec<u8>,
-    /// Whether the link has changed a bit, which a receiver would detect by the checksum.
+    /// Whether the link has changed a bit of the frame, which a receiver would detect by the checksum.
     pub damaged: bool,
 }
 
@@ -68,7 +68,8 @@ impl<H: Clone> OwnedFrame<H> {
 
 /// The network to which a link delivers frames. The link holds no lock when it calls this.
 pub trait Deliver<H> {
-    /// Delivers a frame that has arrived to the device at its address, or drops it if there is none.
+    /// Delivers a frame that has arrived to the device with the frame's destination address; drops the frame if there
+    /// is no such device.
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
 }
 
@@ -90,13 +91,13 @@ pub enum TrySend {
 /// A process sends its answer to a record before it counts the record as read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
-    /// Records that this process has written.
+    /// The number of records that this process has written for the peer.
     pub sent: u32,
-    /// Records of `sent` that the peer has read.
+    /// The number of records of `sent` that the peer has read.
     pub sent_read: u32,
-    /// Records that the peer has written.
+    /// The number of records that the peer has written for this process.
     pub arrived: u32,
-    /// Records of `arrived` that this process has read.
+    /// The number of records of `arrived` that this process has read.
     pub arrived_read: u32,
 }
 
@@ -142,7 +143,8 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
-    /// Returns the link that this one wraps, if any. The methods with a default here then call those of that link.
+    /// Returns the link that this link wraps, if any. The default methods of this trait then call the same methods of
+    /// the wrapped link.
     fn inner(&self) -> Option<&dyn Link<H>> {
         None
     }
@@ -165,8 +167,9 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().is_none_or(Link::needs_precise_clock)
     }
 
-    /// Returns the control of which thread reads, if frames arrive from other processes: threads that find a completion
-    /// queue empty then poll the link. A poll may leave unread frames to the next one, and sending causes no arrival.
+    /// Returns the object that decides which thread reads the link's frames, if frames arrive from other processes;
+    /// `None` otherwise. If there is one, threads that find a completion queue empty poll the link. A poll may leave
+    /// unread frames to the next one, and sending causes no arrival.
     fn input(&self) -> Option<&dyn Input> {
         self.inner().and_then(Link::input)
     }
@@ -188,7 +191,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().map_or(Ok(()), |link| link.join(group))
     }
 
-    /// Stops receiving frames for this multicast group.
+    /// Makes the link receive no further frames for this multicast group.
     fn leave(&self, group: Gid) {
         if let Some(link) = self.inner() {
             link.leave(group);
@@ -199,19 +202,20 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
 /// Decides which thread reads the frames of a link: threads that poll a completion queue, or the link's own thread, which
 /// sleeps until a frame arrives.
 pub trait Input {
-    /// Notes that a thread has polled. As long as threads poll frequently, only they read, and the link's own thread does
-    /// not.
+    /// Notes that a thread has polled the link. As long as threads poll frequently, only they read the link's frames,
+    /// and the link's own thread does not.
     fn polled(&self);
 
-    /// Lets other threads run, perhaps by a short sleep, because the calling thread has polled while another thread was
-    /// reading.
+    /// Yields the processor or sleeps briefly. The engine calls this in a thread that has polled a completion queue
+    /// while another thread was reading the link's frames, so that the polls do not keep that thread from finishing.
     fn give_way(&self);
 
-    /// Returns whether polling threads own the input. The next poll is then due within microseconds, by one of them or by
-    /// the link's thread in their place.
+    /// Returns whether only polling threads read the link's frames. The next poll is then due within microseconds, by
+    /// one of them or by the link's thread in their place.
     fn is_polled(&self) -> bool;
 
-    /// Makes the link's own thread read from now on, because the calling thread, which has polled, is about to sleep.
+    /// Makes the link's own thread read the link's frames from now on, because the calling thread, which has polled, is
+    /// about to sleep.
     fn hand_back(&self);
 }
 

@@ -24,11 +24,11 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, full_fence};
 /// A scatter/gather entry as plain numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawSge {
-    /// The address of the first byte.
+    /// The address of the first byte of the memory.
     pub addr: u64,
-    /// The number of bytes.
+    /// The number of bytes of the memory.
     pub length: u32,
-    /// The local key (L_Key).
+    /// The L_Key of the memory region.
     pub lkey: u32,
 }
 
@@ -72,12 +72,12 @@ impl Receive {
     }
 }
 
-/// Why a receive was not added.
+/// Why a receive was not added to the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The ring is full.
+    /// The ring holds as many receives as its capacity permits.
     Full,
-    /// Memory for the slots cannot be allocated.
+    /// The memory for the ring's slots cannot be allocated.
     Memory,
 }
 
@@ -85,9 +85,9 @@ pub enum Refused {
 pub struct ReceiveRing {
     segments: OnceLock<Box<[Segment]>>,
     capacity: u32,
-    /// The number of slots, a power of two.
+    /// The number of the ring's slots, a power of two.
     slots: u32,
-    /// The number of segments of a slot.
+    /// The number of segments of which each slot consists.
     length: u16,
     starved: AtomicBool,
 }
@@ -241,7 +241,7 @@ impl ReceiveRing {
 /// The state that threads which post receives share. The producer lock protects it.
 #[derive(Debug, Default)]
 pub struct ReceiveProducer {
-    /// The number of receives that were ever posted.
+    /// The number of receives that were ever posted to the ring.
     posted: u32,
     /// The number of receives that were ever taken, as the producer last read it.
     taken: u32,
@@ -257,7 +257,7 @@ impl ReceiveProducer {
 /// The state of the side that takes receives, one for each ring, under the responder's lock.
 #[derive(Debug, Default)]
 pub struct ReceiveConsumer {
-    /// The number of receives that were ever taken.
+    /// The number of receives that were ever taken from the ring.
     taken: u32,
 }
 

@@ -40,10 +40,11 @@ use crate::sockets::refusal::named;
 
 mod policy;
 
-/// A link whose sources a reactor watches, as the reactor calls it.
+/// The methods of a link that its [`Reactor`] calls. The reactor watches the sources of the link's frames: sockets and
+/// other descriptors.
 pub trait IoHandler: Send + Sync {
-    /// Reads the rare source with this token, which has input. The reactor's thread calls this, also while pollers read the
-    /// other sources.
+    /// Handles the source with this token, which is ready and is not a data source. The reactor's thread calls this,
+    /// also while pollers read the data sources.
     fn attend(&self, token: u64);
 
     /// The reactor calls this with `true` when pollers take over reading the data sources, and with `false` when its thread
@@ -53,13 +54,13 @@ pub trait IoHandler: Send + Sync {
         let _ = is_polled;
     }
 
-    /// The reactor calls this before its thread sleeps. It asks other processes to wake the thread when they write a record
-    /// to shared memory, which epoll does not watch. Returns whether there are such records already.
+    /// Asks other processes to wake the reactor's thread when they write a record to shared memory, which epoll does
+    /// not watch. Returns whether there are unread records already. The reactor calls this before its thread sleeps.
     fn arm_bell(&self) -> bool {
         false
     }
 
-    /// The reactor calls this when the process exits: sends pending frames. Other threads are still running.
+    /// Sends pending frames. The reactor calls this when the process exits, while other threads are still running.
     fn flush_on_exit(&self) {}
 }
 
@@ -115,7 +116,8 @@ pub struct Ready {
     pub ended: bool,
 }
 
-/// Watches the sockets of a device, and decides which threads read them: those that poll, or its own.
+/// Watches the sockets of a device, and decides which threads read them: threads that poll completion queues, or the
+/// reactor's own thread.
 pub struct Reactor {
     /// The epoll instance in which the reactor's thread sleeps. It watches the rare sources, the bell (an eventfd that
     /// wakes the thread), and `data` while the thread reads the data sources.
@@ -123,12 +125,12 @@ pub struct Reactor {
     data: Unshared,
     bell: Unshared,
     is_polled: AtomicBool,
-    /// The number of times that pollers have taken over reading the data sources.
+    /// How many times pollers have taken over reading the data sources.
     claimed: AtomicU32,
     polls: AtomicU32,
     claims: Mutex<Claims>,
     served: OnceLock<Served>,
-    /// The number of consecutive polls during which another thread was reading.
+    /// The number of consecutive polls during which another thread was reading the data sources.
     refused: AtomicU32,
     is_over: AtomicBool,
     /// The moment from which the policy counts time.
@@ -136,7 +138,7 @@ pub struct Reactor {
     patience: Duration,
 }
 
-/// The link and the network that the reactor serves; both may cease to exist.
+/// The link and the network that the reactor serves, which may be dropped before the reactor.
 struct Served {
     handler: Weak<dyn IoHandler>,
     network: Weak<dyn Progress>,
@@ -229,7 +231,8 @@ impl Reactor {
         started.map(drop)
     }
 
-    /// Returns the network that delivers frames; `None` before [`start`](Self::start) and after the network has ended.
+    /// Returns the network that delivers the link's frames to devices; `None` before [`start`](Self::start) and after
+    /// the network was dropped.
     pub(crate) fn network(&self) -> Option<Arc<dyn Progress>> {
         self.served.get()?.network.upgrade()
     }

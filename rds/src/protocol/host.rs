@@ -21,8 +21,8 @@ use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 /// The minor versions of RDS protocol version 4 that this side accepts, as a bit mask: 4.0 and 4.1.
 const MINORS: u16 = 3;
 
-/// The value by which a member, a process that is not the leader, announces a port to the leader. It goes in the header
-/// extension that otherwise carries the number of paths.
+/// The value by which a member, a process that is not the leader, announces a port to the leader. The member sends the
+/// value in the extension header that otherwise carries the number of paths.
 const HAS_PORT: u16 = 1;
 
 /// The mask of all 64 groups of ports.
@@ -38,7 +38,7 @@ const MOST_ARRIVALS_OF_ONE: usize = 16;
 const MOST_PEERS: usize = 1024;
 
 /// How often a path without a connection checks whether a connection that its peer has requested, and this side has
-/// accepted, is still being completed. Until then it requests none itself.
+/// accepted, is still being completed. Meanwhile the path requests no connection itself.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often the leader, the process that peers connect to, asks its driver which process of the address has a port, and
@@ -58,7 +58,7 @@ pub struct HostLimits {
     /// The most bytes of memory for messages that wait in sockets or to be forwarded. Above that, an arriving message ends
     /// the connection, so that the peer retransmits it later.
     pub max_memory: usize,
-    /// Whether connections use flow control by credits.
+    /// Whether the connections of this host use flow control by credits.
     pub flow_control: FlowControl,
 }
 
@@ -95,7 +95,7 @@ pub enum PortError {
     /// Port 1 is reserved for the messages that hosts exchange about themselves.
     #[error("port 1 is reserved")]
     Reserved,
-    /// Port 0, any free port, was requested and sockets have all of them.
+    /// Port 0 (any free port) was requested, but sockets have all ports.
     #[error("every port is in use")]
     Exhausted,
 }
@@ -106,7 +106,8 @@ pub enum Refused {
     /// The unacknowledged bytes of the socket fill its send buffer.
     #[error("the send buffer is full")]
     NoRoom,
-    /// The receiver has marked the destination port as congested: more bytes wait there than its receive buffer allows.
+    /// The receiver has marked the destination port as congested: more bytes wait in the port's socket than the receive
+    /// buffer of that socket allows.
     #[error("the destination is congested")]
     Congested,
 }
@@ -114,11 +115,11 @@ pub enum Refused {
 /// A message that a socket sends.
 #[derive(Debug)]
 pub struct Outbound<F, O> {
-    /// The destination.
+    /// The address and RDS port of the socket to which the message goes.
     pub to: SocketAddr,
     /// Length of the payload, in bytes.
     pub length: u32,
-    /// The payload.
+    /// The payload of the message, in fragments.
     pub fragments: Fragments<F>,
     /// An RDMA operation or atomic on the peer's memory, which is posted before the message; `None` for none.
     pub attached: Option<Attached<O>>,
@@ -129,7 +130,7 @@ pub struct Outbound<F, O> {
 /// Something that a socket receives.
 #[derive(Debug)]
 pub enum Inbound<F> {
-    /// A message.
+    /// A message that has arrived for the socket.
     Message(Queued<F>),
     /// The outcomes of RDMA operations and atomics of this socket.
     Statuses(Vec<RdmaStatus>),
@@ -141,8 +142,8 @@ pub enum Inbound<F> {
 /// RDS port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The process that peers connect to. It forwards the messages between peers and the other processes of the address,
-    /// its members.
+    /// The process that peers connect to. The leader forwards messages between peers and the other processes of the
+    /// address, the members.
     Leader,
     /// A process that reaches its peers through the leader. The number is the port on which it listens for connections from
     /// the leader.
@@ -170,7 +171,7 @@ pub enum Action {
     Adopt {
         /// The path that gets the connection.
         path: PathId,
-        /// The accepted request.
+        /// The accepted connection request.
         arrival: ArrivalId,
         /// The private data of the peer, which the driver passes to [`Host::handle_connected`].
         told: ConnectData,
@@ -185,7 +186,7 @@ pub enum Action {
     Used {
         /// The socket that registered the memory.
         socket: SocketId,
-        /// The key of the memory.
+        /// The R_Key of the memory.
         rkey: u32,
     },
 }
@@ -204,15 +205,15 @@ pub enum Process {
 /// The answer to a connection request, which the driver carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Accept the request.
+    /// Accept the connection request.
     Accept {
-        /// Identifies the request. When the peer completes the connection, the driver calls [`Host::handle_accepted`]; if
-        /// it does not, [`Host::handle_withdrawn`].
+        /// Identifies the accepted connection request. The driver calls [`Host::handle_accepted`] when the peer
+        /// completes the connection, or [`Host::handle_withdrawn`] if the peer does not.
         arrival: ArrivalId,
-        /// The private data of the reply.
+        /// The private data of the connection reply.
         data: ConnectData,
     },
-    /// Refuse the request.
+    /// Refuse the connection request.
     Refuse,
 }
 
@@ -250,13 +251,13 @@ struct Peer<F, O> {
     map: CongestionMap,
     /// Only in the leader's paths to members, the other processes of its address: the congested ports of the member.
     member_map: CongestionMap,
-    /// No process was listening at the address and port of the last connection request.
+    /// Whether no process was listening at the address and port of the path's last connection request.
     is_absent: bool,
     /// The work requests that a cancel or close waits for, each with its number and the time at which this side ends the
     /// connection if the request has not completed.
     awaited: Vec<(u64, Duration)>,
-    /// A socket could not send because of congestion and waits for the peer's next congestion map, so that the path has to
-    /// stay connected.
+    /// Whether a socket could not send because of congestion and waits for the peer's next congestion map, so that the
+    /// path has to stay connected.
     is_asked: bool,
     /// The number ([`ConnectData::member`]) of the leader, the process at the own address through which the path was
     /// connected last; `None` if the path never was connected.
@@ -264,8 +265,8 @@ struct Peer<F, O> {
     /// A connection that the peer has completed while the path still had one; the path adopts it as soon as the old one has
     /// ended.
     successor: Option<(ArrivalId, ConnectData)>,
-    /// The peer's sequence number of the last message that was delivered to a socket of this process, directly or forwarded
-    /// by any leader; `None` if there was none. A retransmitted message up to it is a duplicate.
+    /// The peer's sequence number of the last message that was delivered to a socket of this process, directly or
+    /// forwarded by any leader; `None` if none was delivered. A retransmitted message up to this number is a duplicate.
     delivered: Option<u64>,
     /// The incarnation of the peer whose messages `delivered` counts; 0 if the peer sends no incarnation.
     generation: u32,
@@ -316,7 +317,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The counters, each with the name that `rds-info` prints.
+    /// The values of the counters, each with the name that `rds-info` prints.
     pub fn by_name(&self) -> [(&'static str, u64); 10] {
         [
             ("conn_reset", self.conn_reset),
@@ -369,16 +370,19 @@ pub struct Host<F, O> {
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
     by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
-    /// Accepted connection requests that their peers have not completed yet, the oldest first.
+    /// The connection requests of peers that this host has accepted and whose connections the peers have not completed
+    /// yet, the oldest first.
     arrivals: BTreeMap<ArrivalId, Asked>,
     next_arrival: u64,
     /// The number of connections that have ended since the start.
     ends: u64,
-    /// Only in the leader: the ports of sockets in the other processes of its address, each with its process.
+    /// Only in the leader: the ports of sockets in the other processes (members) of its address, each with the member
+    /// that has the port.
     members: FxHashMap<u16, u16>,
-    /// Messages whose port no process has announced, by port.
+    /// The messages that the leader keeps because no process of its address has announced their destination port, by
+    /// port.
     waiting: BTreeMap<u16, Waiting<F, O>>,
-    /// Congested ports of this process's sockets.
+    /// The congested ports of this process's sockets.
     map: CongestionMap,
     /// Congested ports of this address in all its processes: the map that the leader, the process that peers connect to,
     /// sends to peers.
@@ -905,9 +909,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Takes the next item that a socket receives: first up to `most_statuses` statuses of operations, then ports that are
-    /// no longer congested, then one message. `None` if there is nothing. [`peek`](Self::peek) leaves a message in the
-    /// queue.
+    /// Takes the next item that a socket receives: first up to `most_statuses` statuses of operations, then ports that
+    /// are no longer congested, then one message. `None` if nothing waits for the socket. [`peek`](Self::peek) leaves a
+    /// message in the queue.
     pub fn receive(&mut self, socket: SocketId, most_statuses: usize) -> Option<Inbound<F>> {
         let endpoint = self.sockets.get_mut(&socket)?;
         let statuses = endpoint.take_statuses(most_statuses);
@@ -1063,8 +1067,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Takes a path that may have work requests to post; `None` if there is none. The driver then calls
-    /// [`poll_transmit`](Self::poll_transmit) for it until that returns `None`.
+    /// Takes a path that may have work requests to post; `None` if no path has any. The driver then calls
+    /// [`poll_transmit`](Self::poll_transmit) for the path until that returns `None`.
     pub fn next_ready(&mut self) -> Option<PathId> {
         let path = self.ready.pop_front()?;
         self.peers[path.index()].is_ready = false;
@@ -1609,8 +1613,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.handle_timeout(now);
     }
 
-    /// In the leader, the process that peers connect to: handles the end of another process of the address by giving up the
-    /// messages for it. If it connects again, it announces its sockets again.
+    /// In the leader, the process that peers connect to: handles the end of another process of the address by giving up
+    /// the messages for that process. If that process connects again, it announces its sockets again.
     fn handle_member_gone(&mut self, member: Option<u16>) {
         self.members.retain(|_, of| Some(*of) != member);
         for number in 0..self.peers.len() {
@@ -1636,8 +1640,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Whether the path's peer is about to complete a connection that it has requested itself, without having restarted
-    /// since. A second connection would replace it, and the messages outstanding on it would be lost.
+    /// Whether the path's peer is about to complete a connection that the peer has requested itself, without having
+    /// restarted since. A second connection would replace that connection, and the messages outstanding on it would be
+    /// lost.
     fn is_coming(&self, path: PathId) -> bool {
         let peer = &self.peers[path.index()];
         let (key, incarnation) = ((peer.address, peer.member), peer.path.incarnation);

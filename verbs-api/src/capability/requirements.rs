@@ -36,7 +36,8 @@ impl PartialEq for FeatureBits {
 impl Eq for FeatureBits {}
 
 impl FeatureBits {
-    /// Converts feature bits of a typed set, whose names are then known.
+    /// Creates a `FeatureBits` from the typed bits of a feature set; [`names`](Self::names) then returns the names of
+    /// the set bits.
     pub fn of<F: FeatureSet>(features: F) -> Self {
         Self {
             set: F::SET,
@@ -45,7 +46,8 @@ impl FeatureBits {
         }
     }
 
-    /// Converts the description of one feature bit, whose name is then known.
+    /// Creates a `FeatureBits` with the one bit that `feature` describes; [`names`](Self::names) then returns the name
+    /// of that feature.
     pub const fn of_info(feature: &FeatureInfo) -> Self {
         Self {
             set: feature.set,
@@ -68,7 +70,8 @@ impl FeatureBits {
     }
 }
 
-/// What a program needs of a device; [`open`](crate::open) finds one or says what is missing.
+/// What a program needs of a device; [`open`](crate::open) opens a device that meets this, or says what each device
+/// lacks.
 ///
 /// ```
 /// use verbs_api::{Features, Limit, Requirements};
@@ -140,7 +143,8 @@ impl Requirements {
         self
     }
 
-    /// Requires a limit to be at least as strong as `wanted`, in the limit's own direction.
+    /// Requires that the device's `limit` is at least as strong as `wanted`: not smaller, or for some limits not
+    /// larger.
     #[must_use]
     pub fn at_least(mut self, limit: impl Into<Limit>, wanted: u64) -> Self {
         self.limits.push((limit.into(), wanted));
@@ -266,13 +270,13 @@ impl Grant {
 /// Everything that one device lacks of some [`Requirements`].
 #[derive(Clone, Debug)]
 pub struct Shortfall {
-    /// Name of the device that lacks them.
+    /// Name of the device that does not meet the requirements.
     pub device: String,
     /// Required features that the device lacks, per set.
     pub missing: Vec<FeatureBits>,
-    /// Limits of the device that are too weak.
+    /// Limits of the device that are weaker than required.
     pub limits: Vec<ShortLimit>,
-    /// The transport that was required, if the device is of another.
+    /// The transport that was required, if the device has another one; otherwise `None`.
     pub wrong_transport: Option<Transport>,
 }
 
@@ -303,8 +307,8 @@ impl fmt::Display for Shortfall {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
 pub struct Unsupported {
-    /// Name of the extension that needs the features.
+    /// Name of the extension that the program has loaded.
     pub extension: &'static str,
-    /// Names of the bits that were not granted.
+    /// Names of the features that the extension needs and that were not granted.
     pub missing: Vec<&'static str>,
 }

@@ -5,7 +5,8 @@ use thiserror::Error;
 use super::VerbError;
 use crate::version::CONTRACT_VERSION;
 
-/// Why a provider or an extension was not registered. After the error, no part of it is registered.
+/// Why a provider or an extension was not registered. After the error, no part of the provider or extension is
+/// registered.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -16,7 +17,7 @@ pub enum RegistryError {
     ContractVersion {
         /// Name of the provider or extension.
         name: &'static str,
-        /// The contract version that it was built for.
+        /// The contract version that the provider or extension was built for.
         built_for: u32,
     },
     /// Two providers have a device of the same name.
@@ -24,9 +25,9 @@ pub enum RegistryError {
     DuplicateDevice {
         /// The name that both devices have.
         device: String,
-        /// The provider whose device has the name.
+        /// The registered provider whose device has the name.
         first: &'static str,
-        /// The provider that was refused for using it too.
+        /// The provider that was refused, because it has a device of this name too.
         second: &'static str,
     },
     /// Two extensions claim the same name, feature set or opcode.
@@ -34,9 +35,9 @@ pub enum RegistryError {
     DuplicateExtension {
         /// The name, feature set or opcode that both claim.
         what: String,
-        /// The extension that has it.
+        /// The registered extension that has the name, feature set or opcode.
         first: &'static str,
-        /// The extension that was refused for claiming it too.
+        /// The extension that was refused, because it claims the same name, feature set or opcode.
         second: &'static str,
     },
     /// Two providers have the same name.

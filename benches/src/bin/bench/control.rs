@@ -13,7 +13,7 @@ use crate::bar::{Arguments, RMW, rmw};
 use crate::report::{NS, Row};
 
 const LENGTH: usize = 64 << 10;
-/// The number of operations whose mean time is one sample.
+/// The number of control operations, such as creating a QP, whose mean time is one sample.
 const TURNS: u64 = 200;
 
 /// The rows measured so far, each with the time of one operation compared with a read-modify-write. `rounds` is the number

@@ -16,14 +16,15 @@ pub(crate) const SLOTS: u32 = 16;
 /// The number of bytes that each request writes.
 pub(crate) const LENGTH: u32 = 8;
 
-/// On which of the connected pairs the next request is posted.
+/// On which of the connected pairs of QPs the next request is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Always on the same pair.
+    /// All requests are posted on the same pair of QPs.
     Hot,
-    /// On each pair in turn, in the order in which they were connected.
+    /// Requests are posted on each pair of QPs in turn, in the order in which the pairs were connected.
     RoundRobin,
-    /// On each pair once, in a pseudo-random order, then again in the same order.
+    /// Requests are posted on each pair of QPs once, in a pseudo-random order of the pairs, then again in the same
+    /// order.
     Random,
 }
 
@@ -90,12 +91,13 @@ impl Crowd {
         self.occupied[1]
     }
 
-    /// Returns the number of connected pairs; each has two QPs.
+    /// Returns the number of connected pairs of QPs.
     pub(crate) fn pairs(&self) -> usize {
         self.near.len()
     }
 
-    /// Posts a write of 8 bytes on the pair that `choice` selects next, and polls until it completes.
+    /// Posts an RDMA write of 8 bytes on the pair of QPs that `choice` selects next, and polls until the write
+    /// completes.
     #[inline]
     pub(crate) fn write(&mut self, choice: Choice) -> Result<()> {
         let index = self.next(choice);

@@ -22,14 +22,14 @@ use crate::part::Part;
 use crate::report::Limit::FigureAtMost;
 use crate::report::{Report, Row};
 
-/// The pause between the last handshake and a measurement: it is longer than any timer of a handshake, so that none is
-/// running afterwards.
+/// The pause between the last handshake and a measurement: it is longer than any timer of a handshake, so that no such
+/// timer runs during the measurement.
 const REST: Duration = Duration::from_secs(12);
-/// The number of connections whose handshakes run at the same time.
+/// The number of connections whose handshakes (MPA or CM) run at the same time.
 const AT_ONCE: usize = 64;
-/// One of this many connections carries a message after the measurement, to check that it works.
+/// One of this many connections carries a message after the measurement, to check that the connection works.
 const SAMPLE: usize = 100;
-/// The limit of the resident memory per end of a connection, in KiB.
+/// The limit of the resident memory for each of the two ends of a connection, in KiB.
 const MOST: f64 = 10.0;
 /// By how much the processor load with idle connections may exceed that without them, in per cent of one processor.
 const NOTHING: f64 = 0.1;

@@ -20,7 +20,8 @@ use crate::part::Part;
 use crate::report::Limit::FigureAtMost;
 use crate::report::{Row, US};
 
-/// The limit of the 99th percentile of a write's time in each case, in microseconds.
+/// The limit of the 99th percentile of the time of a write, in microseconds, in each case: device, kind of connection
+/// and work of the target.
 const LIMIT: f64 = 100.0;
 /// For how long the target's program polls before it turns to other work.
 const POLLS: Duration = Duration::from_millis(5);
@@ -28,7 +29,8 @@ const POLLS: Duration = Duration::from_millis(5);
 const AWAY: Duration = Duration::from_millis(100);
 /// The number of bytes of each write.
 const BYTES: usize = 64;
-/// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
+/// The UDP or TCP port of the devices, which differs from the port of RoCEv2, because a kernel driver may hold that
+/// port.
 const PORT: u16 = 14_799;
 /// The access rights that the target grants to the requester.
 const PEER: Access = Access::REMOTE_WRITE;
@@ -42,7 +44,8 @@ pub(crate) struct Arguments {
     /// For how many seconds the requester writes to each target
     #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Makes this process the target of the case with this name
+    /// Makes this process the target of the writes of the case with this name; the requester starts such a process for
+    /// each case
     #[arg(long, hide = true, value_parser = Case::of_name)]
     target: Option<Case>,
 }
@@ -76,7 +79,8 @@ impl Case {
         })
     }
 
-    /// Returns the name of the case, which is also the name of its part: `ib0-memory-computes`, for example.
+    /// Returns the name of the case, which is also the name of the report's part about this case:
+    /// `ib0-memory-computes`, for example.
     fn name(&self) -> String {
         let way = if self.by_memory { "memory" } else { "sockets" };
         let work = match self.work {
@@ -200,8 +204,8 @@ impl End {
         Ok(Self { rig, side })
     }
 
-    /// Returns the options with which this end connects or accepts: they grant the peer RDMA writes, and send it the
-    /// address and the rkey of this end's memory as private data.
+    /// Returns the options with which requester or target connects or accepts: they grant the peer RDMA writes, and
+    /// send the address and the R_Key of this process's memory to the peer as private data.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
             .path(PathOptions::new().access(PEER))

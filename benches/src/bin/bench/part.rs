@@ -12,13 +12,14 @@ use crate::report::{Report, Row};
 /// The number of round trips over which the time of a cache line crossing is measured.
 const CROSSINGS: u64 = 5_000;
 
-/// A part of a command: a name, by which `--only` selects it, and the function that measures its rows.
+/// A part of a command of `bench`: a name, by which `--only` selects the part, and the function that measures the
+/// part's rows.
 pub(crate) struct Part {
     name: String,
     measure: Box<dyn FnOnce() -> Result<Vec<Row>> + Send>,
 }
 
-/// A function that measures a part of a command with the arguments `A`, and returns its rows.
+/// A function that measures a part of a command with the arguments `A`, and returns the rows of that part.
 pub(crate) type Measure<A> = fn(&A) -> Result<Vec<Row>>;
 
 impl Part {
@@ -81,8 +82,8 @@ pub(crate) fn measure(parts: Vec<Part>, only: &str) -> Result<Report> {
     })
 }
 
-/// Returns the time that a cache line takes from one processor to another, in nanoseconds, and whether the two threads that
-/// measured it had a processor each.
+/// Returns the time that a cache line takes from one processor to another, in nanoseconds, and whether the two threads
+/// that measured this time had a processor each.
 fn crossing() -> (f64, bool) {
     let partner = Partner::pinned();
     (line_crossing(&partner, CROSSINGS), partner.is_apart())

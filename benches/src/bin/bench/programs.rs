@@ -7,18 +7,18 @@ use std::time::Duration;
 use polyverbs_benches::sample::median;
 use serde_json::Value;
 
-/// The column of the output of `fi_pingpong` that is read.
+/// The column of the output of `fi_pingpong` whose values [`fi_pingpong`] returns.
 #[derive(Clone, Copy)]
 pub(crate) enum Column {
-    /// The bandwidth in MB/s.
+    /// The column with the bandwidth in MB/s.
     Rate,
-    /// The time of half a round trip in microseconds.
+    /// The column with the time of half a round trip in microseconds.
     Time,
 }
 
-/// Runs libfabric's `fi_pingpong` three times over 127.0.0.1, with this provider and kind of endpoint, `turns` messages of
-/// `size` bytes; returns the median of the column. `None` means that it is not installed or a run failed. The caller
-/// chooses `turns` so large that the start of a run has no influence.
+/// Runs libfabric's `fi_pingpong` three times over 127.0.0.1, with this provider and kind of endpoint, `turns` messages
+/// of `size` bytes; returns the median of the column. `None` means that the program is not installed or a run failed.
+/// The caller chooses `turns` so large that the start of a run has no influence.
 pub(crate) fn fi_pingpong(
     [provider, kind]: [&str; 2],
     size: &str,
@@ -39,8 +39,8 @@ pub(crate) fn fi_pingpong(
     (runs.len() == 3).then(|| median(runs))
 }
 
-/// Runs `iperf3` for three seconds over 127.0.0.1; returns the received GB/s of its TCP stream, or `None` if it is not
-/// installed or the run failed.
+/// Runs `iperf3` for three seconds over 127.0.0.1; returns the received GB/s of its TCP stream, or `None` if `iperf3`
+/// is not installed or the run failed.
 pub(crate) fn iperf3() -> Option<f64> {
     let output = with_server("iperf3", &["-s", "-1"], &["-J", "-t", "3", "-c"])?;
     let output: Value = serde_json::from_str(&output).ok()?;

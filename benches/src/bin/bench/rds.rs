@@ -16,8 +16,8 @@ const ROUNDS: u64 = 100_000;
 /// How long the asking process waits for each answer before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// RDS sockets of two processes: one sends back each message that arrives at its address, the other measures 100,000 round
-/// trips
+/// RDS sockets of two processes: one sends back each message that arrives at its address, the other measures 100,000
+/// round trips
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
     /// The local address to which this process binds its RDS socket

@@ -19,7 +19,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Returns the rows as a Markdown table.
+    /// Returns the rows of the report as a Markdown table.
     pub(crate) fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(ASCII_MARKDOWN);
@@ -54,7 +54,7 @@ pub(crate) enum Limit {
     FigureAtLeast(f64),
 }
 
-/// A number and its unit.
+/// The value of a figure, and its unit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 struct Quantity {
     value: f64,
@@ -156,14 +156,14 @@ impl Row {
         }
     }
 
-    /// Sets the number of samples that count, and the number of samples taken.
+    /// Sets the row's number of samples that count, and its number of samples taken.
     pub(crate) fn counted(self, samples: (usize, usize)) -> Self {
         let samples = Some(samples);
         Self { samples, ..self }
     }
 
-    /// Sets the limit, and whether the figure or ratio of the row meets it; `None` leaves the row without a limit. A limit
-    /// of the ratio is not met by a row without a yardstick.
+    /// Sets the limit of the row, and whether the row's figure or ratio meets the limit; with `None` the row has no
+    /// limit. A row without a yardstick does not meet a limit of the ratio.
     pub(crate) fn within(self, limit: impl Into<Option<Limit>>) -> Self {
         let limit = limit.into();
         let (figure, ratio) = (self.figure.value, self.ratio.unwrap_or(f64::NAN));

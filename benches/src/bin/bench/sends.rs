@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     device: String,
 }
 
-/// The requests or verbs of which one turn consists.
+/// The requests or verbs of which one timed turn consists.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum What {
     /// A receive and a signaled send, posted, and both polled

@@ -25,9 +25,9 @@ pub(crate) const MESSAGE: usize = 64;
 pub(crate) const SEGMENT: usize = 4156;
 /// The number of bytes that each call with GSO sends: as many whole datagrams of [`SEGMENT`] bytes as fit into one call.
 pub(crate) const SUPER: [usize; 1] = [65_507 / SEGMENT * SEGMENT];
-/// The number of bytes of each of the two calls with GSO that an RDMA write of 64 KiB needs. Its first packet needs a call
-/// of its own, because it is longer than those after it, and in a call with GSO only the last datagram may differ, by being
-/// shorter.
+/// The number of bytes of each of the two calls with GSO that an RDMA write of 64 KiB needs. The first packet of the
+/// write needs a call of its own, because it is longer than the packets after it, and in a call with GSO only the last
+/// datagram may differ, by being shorter.
 pub(crate) const WRITE: [usize; 2] = [SEGMENT, 15 * SEGMENT];
 /// The number of bytes that each write to a TCP stream passes to the kernel, and that a slot of [`Ring`] holds.
 pub(crate) const CHUNK: usize = 64 << 10;
@@ -44,11 +44,11 @@ const LOST: Duration = Duration::from_millis(20);
 pub(crate) enum Peer {
     /// The sockets are not connected: each send names the peer's address, as it does in a RoCEv2 device.
     Named,
-    /// Each socket is connected to the other, so that the kernel does not look up a route for each datagram.
+    /// The two sockets are connected to each other, so that the kernel does not look up a route for each datagram.
     Connected,
 }
 
-/// Two UDP sockets on loopback that send datagrams to each other. They do not block.
+/// Two non-blocking UDP sockets on loopback that send datagrams to each other.
 pub(crate) struct UdpPair {
     sockets: [Arc<UdpSocket>; 2],
     peer: Peer,
@@ -58,7 +58,7 @@ impl UdpPair {
     /// Opens two UDP sockets on loopback, which are connected to each other if `peer` is [`Peer::Connected`].
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses to open, bind or connect a socket.
     pub(crate) fn new(peer: Peer) -> Result<Self> {
         let sockets = [udp()?, udp()?];
         if peer == Peer::Connected {
@@ -73,7 +73,7 @@ impl UdpPair {
     /// and GRO on the second, so that the kernel joins arriving datagrams.
     ///
     /// # Errors
-    /// The kernel does not support this.
+    /// The kernel does not support UDP GSO or GRO.
     pub(crate) fn offload(self) -> Result<Self> {
         setsockopt(&self.sockets[0], UdpGsoSegment, &(SEGMENT as i32))?;
         setsockopt(&self.sockets[1], UdpGroSegment, &true)?;
@@ -128,14 +128,14 @@ impl UdpPair {
     }
 }
 
-/// The two sockets of a TCP connection over loopback, with `TCP_NODELAY`. They do not block.
+/// The two non-blocking sockets of a TCP connection over loopback, with `TCP_NODELAY`.
 pub(crate) struct TcpPair([Arc<TcpStream>; 2]);
 
 impl TcpPair {
     /// Opens a TCP connection over loopback.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses to open, bind or connect a socket.
     pub(crate) fn new() -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let one = TcpStream::connect(listener.local_addr()?)?;
@@ -175,8 +175,8 @@ impl TcpPair {
     }
 }
 
-/// A ring of eight slots in memory that two threads share. One thread copies 64 KiB into each slot, and the other copies
-/// them out.
+/// A ring of eight slots in memory that two threads share. One thread copies 64 KiB into each slot, and the second
+/// thread copies them out.
 pub(crate) struct Ring(Arc<Slots>);
 
 struct Slots {
@@ -185,13 +185,13 @@ struct Slots {
     emptied: OwnLine,
 }
 
-/// A counter that shares its cache line with no other value.
+/// A counter of the slots of a [`Ring`] that shares its cache line with no other value.
 #[repr(align(128))]
 #[derive(Default)]
 struct OwnLine(AtomicUsize);
 
 impl Ring {
-    /// Makes a ring whose slots are all empty.
+    /// Creates a ring whose eight slots are empty.
     pub(crate) fn new() -> Self {
         Self(Arc::new(Slots {
             slots: std::array::from_fn(|_| Mutex::new(vec![0; CHUNK])),
@@ -329,8 +329,8 @@ fn ping_pong(
     Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
 }
 
-/// Calls `receive` without sleeping until `room` is full. Fails after [`PATIENCE`] calls, or as soon as `over` is set,
-/// which means that the other thread has ended the ping-pong.
+/// Calls `receive` without sleeping until `room` is full. Fails after [`PATIENCE`] calls, or as soon as the other
+/// thread has set `over`, because it has ended the ping-pong.
 #[inline]
 fn exactly(
     room: &mut [u8],

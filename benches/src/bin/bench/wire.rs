@@ -133,8 +133,9 @@ fn iwarp_stream(name: &str, arguments: &Arguments, crc: bool) -> Result<Vec<Row>
     )
 }
 
-/// Measures samples of the figure `ours` with the yardstick `bare`, and returns a row with this name, unit and limit. It
-/// pins the two threads that measure; the threads of the devices exist already, and may run on any processor.
+/// Measures samples of the figure `ours` with the yardstick `bare`, and returns a row with this name, unit and limit.
+/// The two threads that measure are pinned to a processor each; the threads of the devices exist already, and may run
+/// on any processor.
 fn compare(
     (name, unit, limit): (&str, &str, Limit),
     arguments: &Arguments,

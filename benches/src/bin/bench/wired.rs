@@ -25,16 +25,17 @@ pub(crate) const WRITE: u32 = 64 << 10;
 const DEPTH: u64 = 16;
 /// The number of bytes of memory that each of the two devices registers for a stream of writes.
 const MEMORY: usize = 2 << 20;
-/// A stream of writes that takes longer fails.
+/// The longest time that a stream of writes may take; a longer one fails.
 const TOO_LONG: Duration = Duration::from_secs(10);
-/// The UDP or TCP port of the devices. It differs from the port of RoCEv2, which a kernel driver may hold.
+/// The UDP or TCP port of the devices, which differs from the port of RoCEv2, because a kernel driver may hold that
+/// port.
 const PORT: u16 = 14_791;
 
 /// A device that sends its packets through sockets or shared memory, and the value that keeps these open until it is
 /// dropped.
 type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + Send>);
 
-/// A device, and the queue pair, completion queue and memory that it has for RDMA writes.
+/// A device, and the queue pair, completion queue and memory that the device has for a stream of RDMA writes.
 struct End {
     side: Side,
     rig: Rig,
@@ -85,7 +86,7 @@ impl WiredPair {
         })
     }
 
-    /// Creates two iWARP devices and connects them over TCP. `crc` is whether they ask for a CRC in each FPDU.
+    /// Creates two iWARP devices and connects them over TCP. If `crc` is true, they ask for a CRC in each FPDU.
     ///
     /// # Errors
     /// Those of [`roce`](Self::roce).
@@ -124,9 +125,9 @@ impl WiredPair {
         self.messages.half_round_trip(partner, turns)
     }
 
-    /// Writes the given number of bytes from the calling thread to the memory of the far device, in RDMA writes of
-    /// [`WRITE`] bytes, while the partner's thread polls the far completion queue; returns the bytes per nanosecond, until
-    /// all of them have been placed there.
+    /// Posts RDMA writes of [`WRITE`] bytes each, the given number of bytes in total, from the near to the far device
+    /// in the calling thread, while the partner's thread polls the completion queue of the far device. Returns the
+    /// bytes per nanosecond, measured until all bytes have been placed in the memory of the far device.
     ///
     /// # Errors
     /// A request was refused or failed, or the writes took more than ten seconds.

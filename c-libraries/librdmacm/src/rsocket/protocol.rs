@@ -17,11 +17,11 @@
 /// A range of registered memory that the peer may write by RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// The address of the first byte.
+    /// The address of the first byte of the memory.
     pub(crate) addr: u64,
-    /// The rkey of the memory.
+    /// The R_Key of the memory.
     pub(crate) key: u32,
-    /// The length in bytes; for a list of targets, in entries.
+    /// The length of the memory in bytes; for a list of targets, the number of its entries.
     pub(crate) length: u32,
 }
 
@@ -127,7 +127,7 @@ impl Map {
         }
     }
 
-    /// The target for `offset` and the rest of the map after it; `None` if the map does not include the offset.
+    /// The part of the map's memory from `offset` to the end; `None` if the map does not include the offset.
     pub(crate) fn find(&self, offset: u64) -> Option<Target> {
         let into = offset.checked_sub(self.offset)?;
         let left = u64::from(self.target.length).checked_sub(into)?;
@@ -178,7 +178,8 @@ impl ConnData {
         bytes
     }
 
-    /// Parses connection data. Returns `None` if it is too short or has another version. Bytes after it are padding.
+    /// Parses connection data. Returns `None` if `bytes` is too short or has another version of the protocol. Bytes
+    /// after the connection data are padding.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..Self::LEN)?;
         let flags = bytes[1];
@@ -195,7 +196,8 @@ impl ConnData {
         })
     }
 
-    /// The address at which the peer has to write its map with this index.
+    /// The address in the memory of the sender of this connection data at which the peer has to write its map with this
+    /// index.
     pub(crate) fn map_address(&self, index: u32) -> u64 {
         let before =
             u64::from(self.list.length) * Target::LEN as u64 + u64::from(index) * Map::LEN as u64;
@@ -220,20 +222,22 @@ fn from_scale(scaled: u8) -> u32 {
     }
 }
 
-/// The number of maps that a side announces if it can take `wanted` of them: the nearest one not above it that can be
-/// encoded.
+/// Rounds `wanted`, the number of memory maps (`riomap`) that a side has room for, down to a number that the eight bits
+/// in its connection data can announce.
 pub(crate) fn maps_told(wanted: u32) -> u32 {
     from_scale(to_scale(wanted))
 }
 
-/// A message of 32 bits, which is sent after each write to the ring and to inform the peer.
+/// A message of 32 bits, which a side sends after each RDMA write to the peer's receive ring, and also without a write
+/// to inform the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// The sender has written this many bytes to the receiver's ring.
     Data(u32),
-    /// Credits: the receiver may send messages up to this number. The sender may also have written a new target.
+    /// The receiver may send messages up to this number (credits). The sender may also have written a new target to the
+    /// receiver's list of targets.
     Credits(u16),
-    /// The sender has written the map with this index.
+    /// The sender has written the map with this index to the receiver's list of maps.
     Mapped(u32),
     /// The sender neither sends nor receives from now on.
     Disconnect,
@@ -253,7 +257,7 @@ const MAPPED: u32 = 6;
 const CONTROL: u32 = 7;
 
 impl Message {
-    /// The most bytes that one message can announce.
+    /// The most bytes of one RDMA write that a [`Data`](Self::Data) message can announce.
     pub(crate) const MOST: u32 = VALUE;
 
     pub(crate) fn bits(self) -> u32 {

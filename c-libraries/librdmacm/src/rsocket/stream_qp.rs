@@ -53,7 +53,7 @@ fn inside<T: Default>(done: Result<T, OutOfRange>) -> T {
     done.unwrap_or_default()
 }
 
-/// Memory of the program that it has mapped for the peer (`riomap`).
+/// Memory that the program has mapped for the peer (`riomap`).
 struct Mapped {
     address: usize,
     map: Map,
@@ -69,7 +69,7 @@ struct Mapped {
 pub(crate) enum End {
     /// The peer has announced the end by a message.
     Closed,
-    /// The connection broke, with this error.
+    /// The connection broke, or this side ended it, with this error.
     Failed(Errno),
 }
 
@@ -99,9 +99,9 @@ pub(crate) struct StreamQp {
     last_traffic: Instant,
 }
 
-/// The bit of `wr_id` that marks a receive; the rest of it is the index of its buffer.
+/// The bit of a `wr_id` that marks a receive; the other bits are the index of the receive's buffer.
 const RECEIVE: u64 = 1 << 62;
-/// The number of receives for messages that use no credits.
+/// The number of receives that are posted, in addition to the credits, for messages of the peer that use no credits.
 const SPARE_RECEIVES: u32 = 64;
 const NOTICE: u32 = 4;
 const SLOTS: usize = 32;
@@ -114,7 +114,7 @@ impl StreamQp {
     /// Creates a QP in the state INIT, with its memory and posted receives.
     ///
     /// # Errors
-    /// The device has no room for it.
+    /// The device has no room for the QP, its CQ or its memory.
     pub(crate) fn new(device: &Opened, sizes: &Sizes) -> Result<Self, Errno> {
         let limits = device.context.limits();
         let most = limits.max_qp_wr.min(limits.max_cqe / 2);
@@ -227,7 +227,8 @@ impl StreamQp {
         self.end.get_or_insert(End::Failed(error));
     }
 
-    /// Handles the end of the connection. It counts as an error unless the peer has announced it.
+    /// Notes that the connection has ended. If the peer has sent no [`Message::Disconnect`] and no earlier error is
+    /// noted, the connection counts as broken, with the error ECONNRESET.
     pub(crate) fn hang_up(&mut self) {
         self.progress();
         self.fail(Errno(libc::ECONNRESET));
@@ -243,7 +244,8 @@ impl StreamQp {
         self.cq.arm(Notify::Next).unwrap_or(true)
     }
 
-    /// Polls the CQ, handles messages of the peer, and grants room that has become free.
+    /// Polls the CQ, handles messages of the peer, and grants the peer the room that has become free in the receive
+    /// ring.
     pub(crate) fn progress(&mut self) {
         let mut slots = std::mem::take(&mut self.slots);
         loop {
@@ -528,7 +530,7 @@ impl StreamQp {
         })
     }
 
-    /// Copies received bytes to `sinks` and returns their number. With `peek` they stay in the ring.
+    /// Copies received bytes to `sinks` and returns their number. With `peek` the bytes stay in the receive ring.
     pub(crate) fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> usize {
         let mut copied = 0;
         for sink in sinks {
@@ -583,7 +585,7 @@ impl StreamQp {
     }
 
     /// Sends a keep-alive, an empty RDMA write that the peer's program does not notice, unless a work request is
-    /// outstanding anyway. If the peer has vanished it is not acknowledged, and the connection fails.
+    /// outstanding anyway. If the peer has vanished, the write is not acknowledged, and the connection fails.
     pub(crate) fn probe(&mut self) {
         if self.end.is_some() || self.peer.is_none() || !self.out.is_idle() {
             return;
@@ -639,8 +641,8 @@ impl StreamQp {
         Ok(())
     }
 
-    /// Removes the map of this memory; `None` if there is none. The caller has to deregister the MR before it drops the
-    /// second value, which keeps the memory mapped.
+    /// Removes the map (`riomap`) of this memory; returns `None` if the memory is not mapped. The caller has to
+    /// deregister the MR before it drops the second value, which keeps the memory mapped.
     pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<(Mr, Kept)> {
         let place = self.mapped.iter().position(|mapped| {
             mapped.address == address && mapped.map.target.length as usize == length
