@@ -103,7 +103,7 @@ impl Arguments {
             }
         }
         if !(64..=LARGEST).contains(&arguments.size) {
-            return Err(format!("a ping has 64 to {LARGEST} octets").into());
+            return Err(format!("a ping has 64 to {LARGEST} bytes").into());
         }
         arguments.is_server = is_server.ok_or(USAGE)?;
         arguments.address = address.ok_or(USAGE)?;
@@ -138,7 +138,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
     while let Some(source) = end.advertised()? {
         let length = source.length;
         if length > LARGEST {
-            return Err(format!("a ping of {length} octets").into());
+            return Err(format!("a ping of {length} bytes").into());
         }
         let sink = end.pong.mr.sge(0, length as u32)?;
         end.post(wr::Read::new(sink, source.remote).signaled(0))?;
@@ -324,7 +324,7 @@ impl End {
             Err(error) => return Err(error),
         };
         if done.byte_len as usize != MESSAGE {
-            return Err(format!("a message of {} octets", done.byte_len).into());
+            return Err(format!("a message of {} bytes", done.byte_len).into());
         }
         let octets = self.message.memory.to_vec(0, MESSAGE)?;
         self.post_receive()?;

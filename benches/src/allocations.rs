@@ -66,7 +66,7 @@ type Turn = fn(&mut Bench);
 
 const TURNS: [(&str, Turn); 12] = [
     ("send", |bench| bench.send(bench.local)),
-    ("send of inline octets", |bench| bench.send(&[7; 32])),
+    ("send of inline bytes", |bench| bench.send(&[7; 32])),
     ("send of a private buffer", |bench| {
         let buffer = bench.buffer();
         bench.send(buffer);
@@ -87,7 +87,7 @@ const TURNS: [(&str, Turn); 12] = [
     ("write", |bench| {
         bench.request(wr::Write::new(bench.local, bench.remote).signaled(1), 1)
     }),
-    ("write of inline octets", |bench| {
+    ("write of inline bytes", |bench| {
         bench.request(wr::Write::new(&[7; 32], bench.remote).signaled(1), 1)
     }),
     ("read", |bench| {

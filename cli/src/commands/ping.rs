@@ -102,7 +102,7 @@ impl Pinger {
         let is_own = from == to.ip();
         anyhow::ensure!(
             !is_own || is_held(to.ip()),
-            "no RDMA device is at {}: nobody there has port {PORT}",
+            "no RDMA device is at {}: no process there has port {PORT}",
             to.ip()
         );
         let device = arguments.device.at(from)?;
@@ -155,7 +155,7 @@ impl Pinger {
                 ))
             }
             Some((_, Err(ConnectError::Refused { .. }))) => Err(anyhow::anyhow!(
-                "nobody listens at {to}: the kernel there refuses it"
+                "no program listens at {to}: the kernel there refuses it"
             )),
             Some((_, Err(ConnectError::NoDevice))) => {
                 Err(anyhow::anyhow!("what listens at {to} is no RDMA device"))

@@ -175,7 +175,7 @@ pub(crate) fn copy(
         return Err("a side of the copy panicked".into());
     };
     if sent.bytes != stored.bytes {
-        return Err(format!("{} octets were sent, {} arrived", sent.bytes, stored.bytes).into());
+        return Err(format!("{} bytes were sent, {} arrived", sent.bytes, stored.bytes).into());
     }
     Ok(Copied {
         bytes: sent.bytes,
@@ -713,7 +713,7 @@ fn store_file(
         }
     }
     if total != Some(moved.bytes) {
-        return Err(format!("{} octets arrived of {}", moved.bytes, total.unwrap_or(0)).into());
+        return Err(format!("{} bytes of {} arrived", moved.bytes, total.unwrap_or(0)).into());
     }
     moved.digest = digest.finalize().into();
     Ok(moved)

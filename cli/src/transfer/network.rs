@@ -154,7 +154,7 @@ impl Store {
             if let Message::File { name } = Message::decode(done.buffer())? {
                 break name;
             }
-            return Err("who asked did not say which file it is".into());
+            return Err("the peer did not say which file it is".into());
         };
         slots[0].take_buffers().for_each(drop);
         peer.steps();

@@ -180,7 +180,7 @@ fn an_absent_peer_is_one_clear_error() {
         let refused = put("127.0.32.1:9");
         assert_eq!(
             refused,
-            "polyverbs: 127.0.32.1:9: the connection was refused: nobody listens there"
+            "polyverbs: 127.0.32.1:9: the connection was refused: no program listens there"
         );
         drop(server);
         let missing = complaint(&["put", "/no/such/file", "127.0.32.1:9", "--device", device]);

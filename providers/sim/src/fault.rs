@@ -335,7 +335,7 @@ pub const FORMS: &[Form] = &[
     Form {
         name: "chunk",
         contract: STREAM,
-        value: "octets, at least 1, or a range of them, such as 64..1460",
+        value: "bytes, at least 1, or a range of them, such as 64..1460",
         meaning: "frames arrive in pieces of this length",
         field: |spec| &mut spec.chunk,
     },

@@ -35,7 +35,7 @@ type Unclaimed<T, E> = Box<dyn Fn(Result<T, E>) + Send + Sync>;
 /// let started: Started<u32> = Started::ready(Ok(7));
 /// assert_eq!(started.wait(), Ok(7));
 /// ```
-#[must_use = "the verb is carried out, but nobody learns how it ended"]
+#[must_use = "the verb is carried out, but its result is lost"]
 pub struct Started<T, E = VerbError> {
     inner: Inner<T, E>,
 }

@@ -329,7 +329,7 @@ impl Rig {
         match poll_all(cq)?.first() {
             None => Ok(()),
             Some(done) => Err(Evidence::wrong(format!(
-                "a completion that nobody expects: {} {:?} {:?}",
+                "a completion that no request of the probe has: {} {:?} {:?}",
                 done.wr_id, done.opcode, done.status
             ))),
         }

@@ -20,7 +20,7 @@ use crate::wc::Completion;
 /// It ends after its first error: that of the queue, as for [`Cq::poll`](crate::Cq::poll), or [`VerbError::Canceled`] if
 /// the queue pair was reset or destroyed. Dropping it loses no completion: those that it has not returned can be polled
 /// from the queue.
-#[must_use = "completions that nobody takes fill the queue"]
+#[must_use = "completions that the program does not take fill the queue"]
 pub struct QpCompletions {
     cq: Arc<CqObject>,
     qp: Qp,

@@ -473,7 +473,7 @@ fn accept<'m>(
 ) -> anyhow::Result<(Measured<'m>, Started<Connection, ConnectError>)> {
     let Some((test, size)) = asked(incoming.private_data()) else {
         refuse(incoming, "that is no measurement of this version");
-        anyhow::bail!("who asked did not say what to measure");
+        anyhow::bail!("the peer did not say what to measure");
     };
     // Who has not completed the connection may not exist, and keeps no memory from others.
     let share = loop {

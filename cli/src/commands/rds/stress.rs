@@ -134,7 +134,7 @@ fn answer(socket: &RdsSocket, pattern: &Pattern, answered: &AtomicU64) -> anyhow
         match socket.send_to(&reply, from) {
             Ok(_) => answered.fetch_add(1, Ordering::Relaxed),
             Err(RdsError::TimedOut) => {
-                complain("replies that nobody has taken for a while are given up");
+                complain("replies that their receivers do not take are dropped after a while");
                 socket.cancel_sent_to(None)?;
                 continue;
             }

@@ -210,7 +210,7 @@ fn off(rig: &Rig) -> Outcome {
     ensure_eq!(
         progress.sends(),
         0,
-        "requests of a queue pair that nobody watches"
+        "requests of a queue pair that is not watched"
     );
     Ok(())
 }

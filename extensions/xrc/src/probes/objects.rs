@@ -24,7 +24,7 @@ pub(super) fn files(rig: &Rig) -> Outcome {
     let there = OpenXrcd::of(reader.as_fd());
     ensure!(
         rig.outcome(xrc.open(there))?.is_err(),
-        "a domain was opened that nobody had created"
+        "a domain was opened that did not exist"
     );
     let first = rig.finish(xrc.open(there.create()))?;
     ensure!(

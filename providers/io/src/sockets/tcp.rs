@@ -31,7 +31,7 @@ pub use tap::{Ends, Passed, TcpTap, Way};
 #[non_exhaustive]
 pub enum StreamError {
     /// No process listens at the address to which this end connects.
-    #[error("nobody listens there")]
+    #[error("no program listens there")]
     Refused,
     /// The peer reset the connection, or this end had closed it before.
     #[error("the connection was reset")]

@@ -32,7 +32,7 @@ pub enum Refusal {
     #[error("the peer's connection manager gives reason {0} of the REJ message")]
     Manager(u16),
     /// No program listens at the address.
-    #[error("nobody listens there")]
+    #[error("no program listens there")]
     NoListener,
     /// The peer's program rejected the connection or the question.
     #[error("the program rejected it")]
