@@ -323,11 +323,11 @@ impl Direction {
             octets: octets.into(),
         };
         let front = (!octets.is_empty()).then(|| (self.taken, unit(octets, complaint)));
-        let behind = self.assembly.ahead().map(|(offset, octets)| {
+        let behind = self.assembly.ahead().into_iter().map(|(offset, octets)| {
             let lost = matches!(self.phase, Phase::Frames(..));
             (
                 offset,
-                unit(octets, lost.then_some("a segment before was not captured")),
+                unit(&octets, lost.then_some("a segment before was not captured")),
             )
         });
         front.into_iter().chain(behind).collect()

@@ -271,6 +271,19 @@ fn a_segment_missing_from_the_capture_is_a_complaint() {
 }
 
 #[test]
+fn segments_after_a_missing_one_are_one_complaint() {
+    let mut made = Made::new(false, true);
+    for _ in 0..5 {
+        let frame = made.frame(&write(b"hello"));
+        made.send(&frame);
+    }
+    made.packets.remove(6);
+    let capture = dissected(&made.packets);
+    assert_eq!(capture.unfinished.len(), 1);
+    assert_eq!(capture.summary.complaints, 1);
+}
+
+#[test]
 fn a_connection_other_than_mpa_is_skipped() {
     let (mut initiator, mut responder) = End::pair(7174);
     let packets = [
