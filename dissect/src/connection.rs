@@ -105,6 +105,16 @@ impl Connection {
         (payload, completed)
     }
 
+    /// Returns why bytes of a segment from this side are in no MPA stream.
+    pub(crate) fn why_passed_over(&self, side: Side) -> &'static str {
+        let direction = self.direction(side);
+        match (&direction.start, direction.phase) {
+            (None, _) => "TCP without a beginning of MPA",
+            (Some(_), Phase::Opaque) => "TCP after a rejected or damaged MPA stream",
+            (Some(_), _) => "TCP that differs from the MPA stream",
+        }
+    }
+
     /// Returns the bytes of both directions that are not parsed when the capture ends. If the capture has cut packets
     /// (`has_cut`), incomplete streams are no fault.
     pub(crate) fn finish(&self, has_cut: bool) -> Vec<Pdu> {
