@@ -16,7 +16,8 @@ pub(crate) struct Assembly {
     start: u64,
     /// The bytes from `start` to the first gap.
     octets: Vec<u8>,
-    /// Ranges of bytes after the first gap, by offset. No two of them are adjacent.
+    /// Ranges of bytes after the first gap, by offset. They do not overlap; adjacent ranges stay separate, because joining
+    /// them for each segment would copy a long range each time.
     ahead: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -55,9 +56,16 @@ impl Assembly {
         missing.iter().map(|(_, len)| *len as u64).sum::<u64>() < to - from
     }
 
-    /// Returns the ranges of bytes after the first gap, each with its offset.
-    pub(crate) fn ahead(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.ahead.iter().map(|(at, octets)| (*at, &octets[..]))
+    /// Returns the ranges of bytes after the first gap, each with its offset. Between any two of them is a gap.
+    pub(crate) fn ahead(&self) -> Vec<(u64, Vec<u8>)> {
+        let mut ranges: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (at, octets) in &self.ahead {
+            match ranges.last_mut() {
+                Some((from, range)) if *from + range.len() as u64 == *at => range.extend(octets),
+                _ => ranges.push((*at, octets.clone())),
+            }
+        }
+        ranges
     }
 
     pub(crate) fn insert(&mut self, offset: u64, octets: &[u8]) -> Inserted {
@@ -142,10 +150,22 @@ mod tests {
         assert_eq!((stream.from(0), stream.end()), (&b""[..], 0));
         assert_eq!(stream.insert(0, b"abcd"), Inserted::Taken);
         assert_eq!((stream.from(1), stream.end()), (&b"bcdef"[..], 6));
-        assert_eq!(stream.ahead().collect::<Vec<_>>(), [(8, &b"ij"[..])]);
+        assert_eq!(stream.ahead(), [(8, b"ij".to_vec())]);
         assert_eq!(stream.insert(5, b"fghijk"), Inserted::Taken);
         assert_eq!(stream.from(0), b"abcdefghijk");
-        assert_eq!(stream.ahead().count(), 0);
+        assert_eq!(stream.ahead(), []);
+    }
+
+    #[test]
+    fn a_range_after_a_gap_is_one_however_many_segments_it_has() {
+        let mut stream = Assembly::default();
+        for (offset, octets) in [(4, b"ef"), (6, b"gh"), (2, b"cd"), (10, b"kl")] {
+            assert_eq!(stream.insert(offset, octets), Inserted::Taken);
+        }
+        assert_eq!(
+            stream.ahead(),
+            [(2, b"cdefgh".to_vec()), (10, b"kl".to_vec())]
+        );
     }
 
     #[test]
@@ -191,7 +211,7 @@ mod tests {
             }
             let end = there.iter().position(|there| !there).unwrap_or(len);
             prop_assert_eq!(stream.from(0), &whole[..end]);
-            let ahead: usize = stream.ahead().map(|(_, octets)| octets.len()).sum();
+            let ahead: usize = stream.ahead().iter().map(|(_, octets)| octets.len()).sum();
             prop_assert_eq!(ahead, there[end..].iter().filter(|there| **there).count());
         }
     }

@@ -105,6 +105,16 @@ impl Connection {
         (payload, completed)
     }
 
+    /// Returns why bytes of a segment from this side are in no MPA stream.
+    pub(crate) fn why_passed_over(&self, side: Side) -> &'static str {
+        let direction = self.direction(side);
+        match (&direction.start, direction.phase) {
+            (None, _) => "TCP without a beginning of MPA",
+            (Some(_), Phase::Opaque) => "TCP after a rejected or damaged MPA stream",
+            (Some(_), _) => "TCP that differs from the MPA stream",
+        }
+    }
+
     /// Returns the bytes of both directions that are not parsed when the capture ends. If the capture has cut packets
     /// (`has_cut`), incomplete streams are no fault.
     pub(crate) fn finish(&self, has_cut: bool) -> Vec<Pdu> {
@@ -323,11 +333,11 @@ impl Direction {
             octets: octets.into(),
         };
         let front = (!octets.is_empty()).then(|| (self.taken, unit(octets, complaint)));
-        let behind = self.assembly.ahead().map(|(offset, octets)| {
+        let behind = self.assembly.ahead().into_iter().map(|(offset, octets)| {
             let lost = matches!(self.phase, Phase::Frames(..));
             (
                 offset,
-                unit(octets, lost.then_some("a segment before was not captured")),
+                unit(&octets, lost.then_some("a segment before was not captured")),
             )
         });
         front.into_iter().chain(behind).collect()

@@ -69,10 +69,7 @@ impl Dissector {
                 Transport::Fragment(_) if is_reassembled => Err("a fragment in fragments".into()),
                 transport => self.content(&layers, transport, &mut complaints),
             })
-            .map(|(content, len)| {
-                let passed_over = passed_over(&content, &layers);
-                (content, passed_over, &rest[len..])
-            })
+            .map(|(content, passed_over, len)| (content, passed_over, &rest[len..]))
             .unwrap_or_else(|reason| (Content::Other(rest.into()), Some(reason), &[]));
         let (content, passed_over, behind) = content;
         let is_cut = captured.is_cut();
@@ -114,13 +111,14 @@ impl Dissector {
         &self.summary
     }
 
-    // Dissects the content after the last IP header. Returns it with the number of captured bytes that it takes.
+    // Dissects the content after the last IP header. Returns it, the reason if some of its bytes are passed over, and the
+    // number of captured bytes that it takes.
     fn content(
         &mut self,
         layers: &Layers<'_>,
         transport: Transport,
         complaints: &mut Vec<String>,
-    ) -> Result<(Content, usize), Reason> {
+    ) -> Result<(Content, Option<Reason>, usize), Reason> {
         let ip = layers.ip.as_ref().ok_or("no IP header")?;
         let octets = layers.rest();
         match transport {
@@ -132,19 +130,22 @@ impl Dissector {
                     len: octets.len() + layers.missing(),
                 };
                 let content = roce::dissect(&datagram, &mut self.rds, complaints)?;
-                Ok((content, octets.len()))
+                Ok((content, None, octets.len()))
             }
-            Transport::RoceV2 => self.datagram(layers, ip, complaints),
+            Transport::RoceV2 => {
+                let (content, len) = self.datagram(layers, ip, complaints)?;
+                Ok((content, None, len))
+            }
             Transport::Fragment(fragment) => {
                 if layers.missing() > 0 {
                     return Err(format!("{} fragment that is cut", fragments::version(ip)));
                 }
                 self.fragments.insert(ip, fragment, octets)?;
-                Ok((Content::Fragment(octets.into()), octets.len()))
+                Ok((Content::Fragment(octets.into()), None, octets.len()))
             }
             Transport::Tcp => {
-                let content = self.segment(ip, octets, layers, complaints);
-                content.map(|content| (content, octets.len()))
+                let (content, passed_over) = self.segment(ip, octets, layers, complaints)?;
+                Ok((content, passed_over, octets.len()))
             }
         }
     }
@@ -179,13 +180,14 @@ impl Dissector {
         Ok((content, Udp::LEN + captured.len()))
     }
 
+    // Dissects a TCP segment. Returns with it the reason if its bytes are in no MPA stream.
     fn segment(
         &mut self,
         ip: &Ip,
         octets: &[u8],
         layers: &Layers<'_>,
         complaints: &mut Vec<String>,
-    ) -> Result<Content, Reason> {
+    ) -> Result<(Content, Option<Reason>), Reason> {
         let (header, rest) = Tcp::split(octets).ok_or_else(|| layers.too_short())?;
         let options = usize::from(header.header_words).checked_sub(5);
         let options = options.ok_or("a TCP header that is not valid")? * 4;
@@ -203,12 +205,20 @@ impl Dissector {
             TcpPayload::Octets(octets.into())
         };
         complaints.extend(completes.iter().filter_map(Pdu::complaint));
-        Ok(Content::Tcp(TcpSegment {
+        let has_octets = matches!(&payload, TcpPayload::Octets(octets) if !octets.is_empty());
+        let reason = if layers.is_cut() && !is_whole {
+            "TCP that is cut"
+        } else {
+            connection.why_passed_over(side)
+        };
+        let passed_over = has_octets.then(|| reason.to_owned());
+        let content = Content::Tcp(TcpSegment {
             header,
             options: options.into(),
             payload,
             completes,
-        }))
+        });
+        Ok((content, passed_over))
     }
 
     fn connection(&mut self, ip: &Ip, tcp: &Tcp) -> (&mut Connection, Side) {
@@ -255,20 +265,6 @@ impl Dissector {
         };
         (&mut self.connections[at], side)
     }
-}
-
-// Bytes of TCP that are in no MPA stream are not dissected further.
-fn passed_over(content: &Content, layers: &Layers<'_>) -> Option<Reason> {
-    let Content::Tcp(segment) = content else {
-        return None;
-    };
-    let has_octets = matches!(&segment.payload, TcpPayload::Octets(octets) if !octets.is_empty());
-    let reason = if layers.is_cut() && layers.missing() > 0 {
-        "TCP that is cut"
-    } else {
-        "TCP without a beginning of MPA"
-    };
-    has_octets.then(|| reason.to_owned())
 }
 
 fn addresses(ip: &Ip) -> (Vec<u8>, Vec<u8>) {

@@ -1,7 +1,7 @@
 //! Compares the dissection of every file with tshark's, field by field, where both have the field.
 //!
-//! The differences are those of [`EXPLAINED`], made with Wireshark 4.0; docs/wire.md has the reasons.
-//! `POLYVERBS_CAPTURES` names folders, separated by colons, with files that are compared as well.
+//! The differences are those of [`EXPLAINED`], which docs/wire.md gives the reasons for. Wireshark 4.0 wrote the list.
+//! `POLYVERBS_CAPTURES` names folders, separated by colons, whose pcap and pcapng files are compared as well.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -50,8 +50,17 @@ const FIELDS: [&str; 31] = [
 /// The fields that each side has to find if the other does; other fields are compared where both have them.
 const BOTH: [&str; 2] = ["infiniband.bth.opcode", "iwarp_rdma.opcode"];
 
-/// Protocols that Wireshark guesses from a payload, and then calls malformed.
-const GUESSES: [&str; 5] = ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet"];
+/// Protocols for which Wireshark takes RDMA's bytes: it guesses the first five from a payload, and calls them malformed; it
+/// goes by a port number for Artemis (5445, which SMB Direct has too) and TFTP (69, which a RoCE source port can be).
+const OTHERS: [&str; 7] = [
+    "smc",
+    "smb_direct",
+    "rpcordma",
+    "nvme-rdma",
+    "lnet",
+    "artemis",
+    "tftp",
+];
 
 /// Files and fields in which the two differ, with the reason in docs/wire.md.
 const EXPLAINED: &[(&str, &str)] = &[
@@ -64,11 +73,19 @@ const EXPLAINED: &[(&str, &str)] = &[
     ("infiniband.pcap", "frame.len"),
     ("infiniband.pcap", "frame.time_epoch"),
     ("infiniband.pcap", "infiniband.bth.opcode"),
+    (
+        "iwarp_rdma-read_write_long_run_mrkr.pcap",
+        "iwarp_rdma.opcode",
+    ),
     ("macsec.pcap", "infiniband.bth.opcode"),
     ("no-idb.pcapng", "packets"),
     ("reserved-everywhere.pcapng", "infiniband.bth.opcode"),
     ("reserved-everywhere.pcapng", "infiniband.invariant.crc"),
-    ("roce.pcap", "infiniband.bth.opcode"),
+    (
+        "smb-direct-man-in-the-middle-02-reassemble-frames9.pcap",
+        "iwarp_rdma.opcode",
+    ),
+    ("uiwarp-send.pcap", "iwarp_rdma.opcode"),
     ("unknown-blocks.pcapng", "packets"),
     ("vxlan-8472.pcap", "infiniband.bth.opcode"),
     ("vxlan-8472.pcap", "ip.src"),
@@ -83,6 +100,10 @@ fn files() -> Vec<PathBuf> {
         .chain(env::split_paths(&given).filter(|path| path.is_dir()));
     let entries = folders.flat_map(|folder| fs::read_dir(folder).unwrap());
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| {
+        file.extension()
+            .is_some_and(|is| is == "pcap" || is == "pcapng")
+    });
     files.sort();
     files
 }
@@ -91,7 +112,7 @@ fn files() -> Vec<PathBuf> {
 fn theirs(file: &Path) -> Vec<Vec<String>> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(["-T", "fields"]);
-    command.args(GUESSES.iter().flat_map(|name| ["--disable-protocol", name]));
+    command.args(OTHERS.iter().flat_map(|name| ["--disable-protocol", name]));
     command.args(FIELDS.iter().flat_map(|field| ["-e", field]));
     let output = command.output().expect("tshark");
     let text = String::from_utf8(output.stdout).unwrap();

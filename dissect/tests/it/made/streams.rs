@@ -168,6 +168,9 @@ fn a_keep_alive_of_one_byte_is_no_part_of_the_stream() {
     made.send(&[0xee]);
     let capture = dissected(&made.packets);
     assert!(capture.summary.is_clean());
+    let last = capture.packets.last().unwrap();
+    let reason = "TCP that differs from the MPA stream";
+    assert_eq!(last.passed_over.as_deref(), Some(reason));
 }
 
 #[test]
@@ -210,6 +213,21 @@ fn frames_after_a_wrong_marker_are_not_parsed() {
         panic!("{last:?}")
     };
     assert!(matches!(segment.payload, TcpPayload::Octets(_)));
+    let reason = "TCP after a rejected or damaged MPA stream";
+    assert_eq!(last.passed_over.as_deref(), Some(reason));
+}
+
+#[test]
+fn markers_that_count_from_the_end_of_the_first_are_wrong() {
+    let mut made = Made::new(true, false);
+    let mut frame = made.frame(&write(&pattern(1000)));
+    // The marker at 512 moves by its own length, and has the position of the frame in the other byte order.
+    frame[512..520].rotate_left(4);
+    frame[516..520].copy_from_slice(&[0, 0, 4, 2]);
+    made.send(&frame);
+    let capture = dissected(&made.packets);
+    let said = "no frame of MPA: a marker that does not fit the frame";
+    assert_eq!(complaints(&capture), [said]);
 }
 
 #[test]
@@ -268,6 +286,19 @@ fn a_segment_missing_from_the_capture_is_a_complaint() {
         complaint.as_deref(),
         Some("a segment before was not captured")
     );
+}
+
+#[test]
+fn segments_after_a_missing_one_are_one_complaint() {
+    let mut made = Made::new(false, true);
+    for _ in 0..5 {
+        let frame = made.frame(&write(b"hello"));
+        made.send(&frame);
+    }
+    made.packets.remove(6);
+    let capture = dissected(&made.packets);
+    assert_eq!(capture.unfinished.len(), 1);
+    assert_eq!(capture.summary.complaints, 1);
 }
 
 #[test]
@@ -334,6 +365,12 @@ fn bytes_after_a_rejected_request_are_not_parsed() {
     ];
     let capture = dissected(&packets);
     assert!(capture.summary.is_clean(), "{:?}", complaints(&capture));
+    let passed_over = &capture.summary.passed_over;
+    let reasons: Vec<_> = passed_over
+        .iter()
+        .map(|passed| &passed.reason[..])
+        .collect();
+    assert_eq!(reasons, ["TCP after a rejected or damaged MPA stream"]);
 }
 
 #[test]
