@@ -15,9 +15,9 @@ pub use polyverbs_io::emulated::{
     ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kind, kinds,
 };
 pub use polyverbs_io::fork::{Unshared, is_own_descriptor, without_own_descriptors};
+pub use polyverbs_io::sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
+pub use polyverbs_io::sim::{SimulationError, VirtualClock};
 pub use polyverbs_io::{Name, Presence, Witness, has_descriptors};
-pub use polyverbs_sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
-pub use polyverbs_sim::{SimulationError, VirtualClock};
 
 /// The UDP port of RoCEv2.
 const ROCE: u16 = GroupOptions::PORT;

@@ -265,7 +265,7 @@ mod tests {
 
     use emulated_ib::InfiniBand;
     use polyverbs_engine::device::{Device as Engine, DeviceOptions};
-    use polyverbs_sim::Simulation;
+    use polyverbs_io::sim::Simulation;
     use verbs_api::{Device, Requirements, ids::LinkAddress};
 
     use super::*;

@@ -7,7 +7,7 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_sim::{Contract, DatagramLink};
+use polyverbs_io::sim::{Contract, DatagramLink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{capability::Mtu, inventory};
 

@@ -8,8 +8,8 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
 use polyverbs_io::RealHost;
 use polyverbs_io::emulated::EmulatedError;
+use polyverbs_io::sim::{FaultSpec, FaultyLink};
 use polyverbs_io::{GroupOptions, Lease, UdpLink, UdpLinkOptions};
-use polyverbs_sim::{FaultSpec, FaultyLink};
 use verbs_api::ids::LinkAddress;
 
 use crate::InfiniBand;

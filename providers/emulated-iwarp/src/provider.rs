@@ -8,7 +8,7 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_sim::{Contract, StreamLink};
+use polyverbs_io::sim::{Contract, StreamLink};
 use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
 

@@ -15,8 +15,8 @@ use verbs_api::{
     ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
 };
 
+use crate::sim::{Contract, FaultSpec, FaultSpecError, VirtualClock};
 use crate::{GroupOptions, JoinError, RealHost, WireTap};
-use polyverbs_sim::{Contract, FaultSpec, FaultSpecError, VirtualClock};
 
 /// Options with which an emulated device is created.
 #[derive(Clone, Debug, Default)]

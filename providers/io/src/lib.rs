@@ -1,11 +1,12 @@
-//! Links that carry frames to other processes and machines: as bytes on sockets, or as records in shared memory.
+//! What an emulated device runs on: the links that carry its frames to other processes and machines, as bytes on sockets or as
+//! records in shared memory, and its time, real or virtual.
 //!
 //! `docs/wire-links.md` describes the design and its reasons. A link is generic over a [`codec`] that a driver supplies.
 //! Everything works without privileges. A link finds out while it runs which offloads the kernel lacks (segmentation,
 //! joining), and its sockets report that.
 //!
 //! This is the only crate with socket code. Read [`codec`] first, then [`udp`], [`tcp`] and [`shm`]; then [`group`] (one
-//! port for several processes) and [`reactor`] (which thread reads).
+//! port for several processes) and [`reactor`] (which thread reads). [`sim`] has virtual time, models of links, and faults.
 #![deny(unsafe_code)]
 
 use std::io;
@@ -50,6 +51,7 @@ mod qpn_range;
 pub mod queue;
 pub mod reactor;
 pub mod shm;
+pub mod sim;
 pub mod sockets;
 mod tampering;
 pub mod tcp;

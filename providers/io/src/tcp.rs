@@ -27,9 +27,9 @@ use verbs_api::provider::{Mutex, RwLock, random};
 use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use crate::queue::ByteQueue;
 use crate::shm::LONGEST_PAYLOAD;
+use crate::sim::fault::FaultSpec;
 use crate::tampering::Tampering;
 use crate::{count, count_alone, zeroed};
-use polyverbs_sim::fault::FaultSpec;
 
 mod shared;
 

@@ -10,13 +10,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &[]),
-    // Virtual time and link models know no socket.
-    ("polyverbs-sim", &["verbs-api", "polyverbs-engine"]),
     // Links with a wire are generic over the codec that a driver gives them.
-    (
-        "polyverbs-io",
-        &["verbs-api", "polyverbs-engine", "polyverbs-sim"],
-    ),
+    ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),
@@ -44,7 +39,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "verbs-api",
             "polyverbs-engine",
             "polyverbs-io",
-            "polyverbs-sim",
             "emulated-ib",
             "emulated-iwarp",
             "rdma-core-provider",
@@ -127,7 +121,6 @@ const DRIVER: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
     "polyverbs-io",
-    "polyverbs-sim",
     "polyverbs-wire",
 ];
 
