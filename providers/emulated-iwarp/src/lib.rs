@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caps;
+#[cfg(feature = "sockets")]
 pub mod codec;
 mod connection;
 mod direct;
@@ -26,19 +27,25 @@ pub mod header;
 mod operations;
 mod peer;
 mod provider;
+#[cfg(feature = "sockets")]
 mod rendezvous;
 mod requester;
 mod responder;
+#[cfg(feature = "sockets")]
 mod silent;
+#[cfg(feature = "sockets")]
 mod streams;
 pub mod terminate;
+#[cfg(feature = "sockets")]
 pub mod wire;
 
+#[cfg(feature = "sockets")]
 pub use codec::MpaCodec;
 pub use driver::{Iwarp, ServiceDelay};
 pub use provider::{EmulatedIwarp, PROVIDER};
 pub use requester::Requester;
 pub use responder::Responder;
+#[cfg(feature = "sockets")]
 pub use wire::{OnWire, WireOptions};
 
 /// The emulated iWARP device.
