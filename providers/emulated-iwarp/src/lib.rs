@@ -3,7 +3,8 @@
 //! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and handles the answers, `responder` turns
 //! the peer's messages into operations on the engine, `connection` begins and ends their stream, gracefully or abruptly. On
 //! a direct network the poster's thread runs a request in the peer's responder (`direct`); over a link a message is divided
-//! into DDP segments that arrive later, in order.
+//! into DDP segments that arrive later, in order. On an IP network, which takes the Cargo feature `sockets`, these are bytes of TCP
+//! streams ([`codec`], [`wire`]).
 //!
 //! The differences of iWARP to InfiniBand, each with its module:
 //!
