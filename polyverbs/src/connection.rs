@@ -2,10 +2,13 @@
 //!
 //! [`Connector::of`] makes them for any device. [`devices_for`] finds the devices that serve a destination.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+#[cfg(feature = "sockets")]
+use std::net::SocketAddr;
 
 use verbs_api::{Device, Registry};
 
+#[cfg(feature = "sockets")]
 pub use polyverbs_io::source_of;
 
 pub use polyverbs_connection::{
@@ -27,6 +30,7 @@ pub use polyverbs_connection::{
 /// };
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[cfg(feature = "sockets")]
 pub fn devices_for(registry: &Registry, to: SocketAddr) -> Vec<Device> {
     let Ok(source) = source_of(to) else {
         return Vec::new();

@@ -3,24 +3,27 @@
 //! The registry has one of each kind. A program that wants another one, slower or with a bad link, makes its own.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+#[cfg(feature = "sockets")]
+use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use polyverbs_io::{GroupOptions, source_of};
+#[cfg(feature = "sockets")]
+use polyverbs_io::{emulated::ROCE_PORT, source_of};
 use thiserror::Error;
 use verbs_api::{Device, provider::errno_of};
 
-pub use polyverbs_io::OctetCapture;
 pub use polyverbs_io::emulated::{
-    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kind, kinds,
+    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, kind, kinds,
 };
-pub use polyverbs_io::fork::{Unshared, is_own_descriptor, without_own_descriptors};
-pub use polyverbs_io::{Name, Presence, Witness, has_descriptors};
-pub use polyverbs_sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
-pub use polyverbs_sim::{SimulationError, VirtualClock};
-
-/// The UDP port of RoCEv2.
-const ROCE: u16 = GroupOptions::PORT;
+pub use polyverbs_io::sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
+pub use polyverbs_io::sim::{SimulationError, VirtualClock};
+#[cfg(feature = "sockets")]
+pub use polyverbs_io::{
+    Name, OctetCapture, Presence, Tap, Witness,
+    fork::{Unshared, is_own_descriptor, without_own_descriptors},
+    has_descriptors,
+};
 
 /// Why an emulated device could not be made.
 #[derive(Clone, Debug, Error)]
@@ -111,13 +114,14 @@ pub fn device(name: &str, options: &EmulatedOptions) -> Result<Device, EmulatedD
 ///
 /// # Errors
 /// There is no such kind, the address is not this machine's, or another program uses its port.
+#[cfg(feature = "sockets")]
 pub fn device_at(
     name: &str,
     address: IpAddr,
     options: &EmulatedOptions,
 ) -> Result<Device, EmulatedDeviceError> {
     let options = EmulatedOptions {
-        at: Some(SocketAddr::new(address, ROCE)),
+        at: Some(SocketAddr::new(address, ROCE_PORT)),
         ..options.clone()
     };
     device(name, &options)
@@ -127,6 +131,7 @@ pub fn device_at(
 ///
 /// # Errors
 /// As for [`device_at`]; or the machine has no route to `to`.
+#[cfg(feature = "sockets")]
 pub fn device_reaching(
     name: &str,
     to: SocketAddr,

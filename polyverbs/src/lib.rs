@@ -38,9 +38,25 @@
 //! [`qp`], what a device tells about itself in [`capability`], completions and events in [`completion`] and [`event`],
 //! connections in [`connection`]. What a vendor needs for a provider or an extension is in [`provider`], [`extension`] and
 //! [`probe`].
+//!
+//! # Cargo features
+//!
+//! All but the last are on by default. A program that needs only devices within its process builds neither sockets nor the loader
+//! of real devices with `polyverbs = { version = "0.1", default-features = false, features = ["emulated"] }`.
+//!
+//! | feature | with it a program has |
+//! | --- | --- |
+//! | `emulated` | [emulated] InfiniBand and iWARP devices, which reach one another within the process |
+//! | `sockets` | these devices at addresses of the machine, over UDP, TCP and shared memory: [`device_at`](emulated::device_at), [`devices_for`](connection::devices_for); turns `emulated` on |
+//! | `rdma-core` | real devices, by the system's `libibverbs` and `librdmacm`, which are loaded at run time |
+//! | `extensions` | the [extensions], on each kind of device that the other features choose |
+//! | `tracing` | events of devices and connections, for a subscriber of the crate `tracing` |
+//!
+//! [Connections](connection) need no feature, because each device supplies the way to make them.
 #![forbid(unsafe_code)]
 
 pub mod connection;
+#[cfg(feature = "emulated")]
 pub mod emulated;
 
 /// Lets tests of the probes make emulated devices break a rule. Exists only with debug assertions, so not in releases.
@@ -57,6 +73,7 @@ pub use polyverbs_engine::rules;
 /// let xrc: Xrc = device.extension()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[cfg(feature = "extensions")]
 pub mod extensions {
     /// Datagram queue pairs that do not receive their own multicasts.
     pub mod block_loopback {
@@ -96,14 +113,22 @@ pub use verbs_api::*;
 
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
-// exist in every program that names this crate.
+// exist in every program that names this crate, as far as its features choose them.
+#[cfg(feature = "extensions")]
 use ::bmme as _;
+#[cfg(feature = "extensions")]
 use block_loopback as _;
+#[cfg(feature = "emulated")]
 use emulated_ib as _;
+#[cfg(feature = "emulated")]
 use emulated_iwarp as _;
+#[cfg(feature = "extensions")]
 use low_latency_qp as _;
+#[cfg(feature = "extensions")]
 use masked_atomics as _;
+#[cfg(feature = "rdma-core")]
 use rdma_core_provider as _;
+#[cfg(feature = "extensions")]
 use xrc as _;
 
 /// Makes `cargo test` compile and run the example of the README and the recipes.

@@ -26,7 +26,7 @@ use polyverbs::{
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::FIRST_ADDRESS;
-use polyverbs_sim::Simulation;
+use polyverbs_io::sim::Simulation;
 
 /// Devices in virtual time: each is on a network of its own, and all share the clock.
 struct Simulated {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use capability_matrix::Matrix;
 use polyverbs::capability::{Baseline, Mtu, PortState};
 use polyverbs::probe::Verdict;
-use polyverbs_sim::DatagramLink;
+use polyverbs_io::sim::DatagramLink;
 
 use crate::Simulated;
 

@@ -11,7 +11,7 @@ use verbs_api::provider::{Mutex, PerProcess, Reply};
 use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};
 
 use crate::XrcFeatures;
-use crate::opening::{FileId, Opening};
+use crate::opening::{FileId, OpenXrcd, Opening};
 
 /// The implementation of XRC on devices of `libibverbs`.
 pub struct OnDevices;
@@ -89,7 +89,7 @@ pub(crate) fn open(
     device: &OpenDevice,
     id: DeviceId,
     file: Option<(OwnedFd, FileId)>,
-    flags: OpenFlags,
+    how: OpenXrcd<'_>,
     reply: Reply<Box<dyn Opening>>,
 ) {
     let (fd, file) = file.unzip();
@@ -103,6 +103,10 @@ pub(crate) fn open(
             drop(all);
             Box::new(OnDevice { xrcd, openings }) as _
         }));
+    };
+    let flags = OpenFlags {
+        create: how.create,
+        exclusive: how.exclusive,
     };
     device.open_xrcd(fd, flags, Reply::new(then));
 }

@@ -12,12 +12,11 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use polyverbs_engine::emulation::{Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
-use rdma_core_provider::xrc::OpenFlags;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::provider::{Mutex, PerProcess};
 use verbs_api::{VerbError, objects::DeviceId};
 
-use crate::opening::FileId;
+use crate::opening::{FileId, OpenXrcd};
 use crate::target::SharedTarget;
 
 /// An XRC domain of an emulated device: its shared receive queues and its targets, each by number.
@@ -56,11 +55,11 @@ impl Domain {
         Self::new(None)
     }
 
-    /// Opens or creates the domain of a file on a device, as `flags` say.
+    /// Opens or creates the domain of a file on a device, as `how` says.
     pub(crate) fn of_file(
         device: DeviceId,
         file: FileId,
-        flags: OpenFlags,
+        how: OpenXrcd<'_>,
     ) -> Result<Arc<Self>, VerbError> {
         let mut known = KNOWN.lock();
         // A thread may hold a reference for a moment after the domain has ended.
@@ -72,7 +71,7 @@ impl Domain {
         // Checked before the flags: a domain of another process is not taken for none.
         let claim = Claim::of(file)?;
         match domain {
-            Some(_) if flags.create && flags.exclusive => Err(VerbError::argument(
+            Some(_) if how.create && how.exclusive => Err(VerbError::argument(
                 "oflags",
                 "the file has a domain already, and a new one was asked for",
             )),
@@ -80,7 +79,7 @@ impl Domain {
                 domain.contents.lock().opened += 1;
                 Ok(domain)
             }
-            None if flags.create => {
+            None if how.create => {
                 let domain = Self::new(Some(claim));
                 known.push(Known {
                     device,
@@ -265,7 +264,7 @@ mod tests {
 
     use emulated_ib::InfiniBand;
     use polyverbs_engine::device::{Device as Engine, DeviceOptions};
-    use polyverbs_sim::Simulation;
+    use polyverbs_io::sim::Simulation;
     use verbs_api::{Device, Requirements, ids::LinkAddress};
 
     use super::*;
@@ -286,7 +285,12 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let file = FileId::of(file.as_fd()).unwrap();
         let open = |create, exclusive| {
-            Domain::of_file(context.device_id(), file, OpenFlags { create, exclusive })
+            let how = OpenXrcd {
+                create,
+                exclusive,
+                ..OpenXrcd::anonymous()
+            };
+            Domain::of_file(context.device_id(), file, how)
         };
         let had = open(true, true).unwrap();
         had.close().unwrap();

@@ -24,8 +24,11 @@
 //!
 //! A target carries out requests in the protection domain of the shared receive queue that they name; this includes reads,
 //! writes and atomics.
+//!
+//! The Cargo feature `rdma-core`, which is on by default, is for XRC on real devices: the crate then names their provider.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "rdma-core")]
 mod binding;
 mod domain;
 mod emulation;
@@ -44,9 +47,11 @@ use verbs_api::{
     },
 };
 
+#[cfg(feature = "rdma-core")]
 pub use binding::{BINDING, OnDevices};
 pub use emulation::{EMULATION, InSoftware};
-pub use objects::{OpenXrcd, Xrc, XrcSrq, Xrcd};
+pub use objects::{Xrc, XrcSrq, Xrcd};
+pub use opening::OpenXrcd;
 pub use probes::{CARRIED, PROBES};
 pub use qp_types::{INITIATOR, TARGET};
 
@@ -79,7 +84,11 @@ pub static EXTENSION: ExtensionDescriptor =
     ExtensionDescriptor::new("xrc", "extended reliable connections")
         .features(&[XRC])
         .probes(PROBES)
-        .parts(&[&EMULATION, &BINDING]);
+        .parts(&[
+            &EMULATION,
+            #[cfg(feature = "rdma-core")]
+            &BINDING,
+        ]);
 
 link_extension!(EXTENSION);
 

@@ -6,8 +6,8 @@ use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rdma_core_provider::OpenDevice;
-use rdma_core_provider::xrc::{OpenFlags, XrcQp};
+#[cfg(feature = "rdma-core")]
+use rdma_core_provider::{OpenDevice, xrc::XrcQp};
 use verbs_api::objects::Holder;
 use verbs_api::provider::Reply;
 use verbs_api::{
@@ -16,10 +16,11 @@ use verbs_api::{
     ids::Qpn,
 };
 
+#[cfg(feature = "rdma-core")]
 use crate::binding;
 use crate::domain::Domain;
 use crate::emulation::TargetOf;
-use crate::opening::{FileId, Opening};
+use crate::opening::{FileId, OpenXrcd, Opening};
 use crate::qp_types::{INITIATOR, Role, TARGET};
 use crate::{XRC, XrcFeatures};
 
@@ -44,59 +45,7 @@ impl Extension for Xrc {
     }
 }
 
-/// Which XRC domain to open, and whether to create it.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-#[doc(alias = "ibv_xrcd_init_attr")]
-pub struct OpenXrcd<'f> {
-    file: Option<BorrowedFd<'f>>,
-    flags: OpenFlags,
-}
-
-impl<'f> OpenXrcd<'f> {
-    /// Creates a new domain that cannot be opened again.
-    pub const fn anonymous() -> Self {
-        Self {
-            file: None,
-            flags: OpenFlags {
-                create: true,
-                exclusive: false,
-            },
-        }
-    }
-
-    /// Opens the domain of this file, whatever path the file was opened by. Fails if there is none, unless
-    /// [`create`](Self::create) is called.
-    pub const fn of(file: BorrowedFd<'f>) -> Self {
-        Self {
-            file: Some(file),
-            flags: OpenFlags {
-                create: false,
-                exclusive: false,
-            },
-        }
-    }
-
-    /// Creates the domain if it does not exist.
-    #[doc(alias = "O_CREAT")]
-    pub const fn create(mut self) -> Self {
-        self.flags.create = true;
-        self
-    }
-
-    /// Fails if the domain exists already; only together with [`create`](Self::create).
-    #[doc(alias = "O_EXCL")]
-    pub const fn exclusive(mut self) -> Self {
-        self.flags.exclusive = true;
-        self
-    }
-}
-
 impl Xrc {
-    fn is_on_real_device(&self) -> bool {
-        OpenDevice::of(&self.context).is_some()
-    }
-
     /// Opens an XRC domain.
     ///
     /// # Errors
@@ -126,18 +75,28 @@ impl Xrc {
         started
     }
 
+    fn initiator(&self) -> QpExtension {
+        let made = QpExtension::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
+        #[cfg(feature = "rdma-core")]
+        if OpenDevice::of(&self.context).is_some() {
+            return made.holding(Held::new(XrcQp::Initiator));
+        }
+        made
+    }
+
     fn open_domain(&self, how: OpenXrcd<'_>, reply: Reply<Box<dyn Opening>>) {
         let file = match how.file.map(file).transpose() {
             Ok(file) => file,
             Err(error) => return reply.send(Err(VerbError::os("fstat", error))),
         };
+        #[cfg(feature = "rdma-core")]
         if let Some(device) = OpenDevice::of(&self.context) {
             let id = self.context.device_id();
-            return binding::open(&device, id, file, how.flags, reply);
+            return binding::open(&device, id, file, how, reply);
         }
         let domain = match file {
             None => Ok(Domain::anonymous()),
-            Some((_, file)) => Domain::of_file(self.context.device_id(), file, how.flags),
+            Some((_, file)) => Domain::of_file(self.context.device_id(), file, how),
         };
         reply.send(domain.map(|domain| Box::new(domain) as _));
     }
@@ -146,11 +105,7 @@ impl Xrc {
 /// Makes the queue pair an XRC initiator: pass the handle to [`QpOptions::with`](verbs_api::QpOptions::with).
 impl From<&Xrc> for QpExtension {
     fn from(xrc: &Xrc) -> Self {
-        let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
-        match xrc.is_on_real_device() {
-            true => made.holding(Held::new(XrcQp::Initiator)),
-            false => made,
-        }
+        xrc.initiator()
     }
 }
 

@@ -9,6 +9,51 @@ use std::os::unix::fs::MetadataExt;
 use verbs_api::objects::Holder;
 use verbs_api::{extension::Held, ids::Qpn};
 
+/// Which XRC domain to open, and whether to create it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+#[doc(alias = "ibv_xrcd_init_attr")]
+pub struct OpenXrcd<'f> {
+    pub(crate) file: Option<BorrowedFd<'f>>,
+    pub(crate) create: bool,
+    pub(crate) exclusive: bool,
+}
+
+impl<'f> OpenXrcd<'f> {
+    /// Creates a new domain that cannot be opened again.
+    pub const fn anonymous() -> Self {
+        Self {
+            file: None,
+            create: true,
+            exclusive: false,
+        }
+    }
+
+    /// Opens the domain of this file, whatever path the file was opened by. Fails if there is none, unless
+    /// [`create`](Self::create) is called.
+    pub const fn of(file: BorrowedFd<'f>) -> Self {
+        Self {
+            file: Some(file),
+            create: false,
+            exclusive: false,
+        }
+    }
+
+    /// Creates the domain if it does not exist.
+    #[doc(alias = "O_CREAT")]
+    pub const fn create(mut self) -> Self {
+        self.create = true;
+        self
+    }
+
+    /// Fails if the domain exists already; only together with [`create`](Self::create).
+    #[doc(alias = "O_EXCL")]
+    pub const fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
+}
+
 /// Identifies a file, whatever its path, by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {

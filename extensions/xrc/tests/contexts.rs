@@ -7,7 +7,7 @@ use std::process::Command;
 
 use emulated_ib::InfiniBand;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
-use polyverbs_sim::Simulation;
+use polyverbs_io::sim::Simulation;
 use verbs_api::objects::ObjectId;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{

@@ -1,5 +1,6 @@
 //! The driver: this transport's implementation of the engine's contract.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +23,6 @@ use verbs_api::{
 };
 
 use crate::header::{Body, Header, IpFields};
-use crate::management::Management;
 use crate::requester::Requester;
 use crate::responder::{Responder, respond};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
@@ -31,6 +31,19 @@ use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester
 const UNVERIFIED_PSN_RANGE: i32 = 1024;
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// Queue pair 1 of a device on an IP network, as the driver calls it.
+pub trait ManagementQp: ManagementPort + Debug {
+    /// Handles a frame that has arrived for queue pair 1.
+    fn handle(self: Arc<Self>, device: &Device<InfiniBand>, frame: &Frame<'_, Header>);
+
+    /// Reports to the connection manager that a connected queue pair has received its first packet.
+    fn note_traffic(self: Arc<Self>, device: &Device<InfiniBand>, qp: Qpn);
+
+    /// Reports to the connection manager that the system refuses, with this error number, to send management datagrams to
+    /// an address.
+    fn note_refusal(self: Arc<Self>, device: &Device<InfiniBand>, to: LinkAddress, errno: i32);
+}
 
 /// The driver of a device with InfiniBand's transport.
 #[derive(Clone, Debug)]
@@ -42,7 +55,7 @@ pub struct InfiniBand {
     /// Whether the device has windows of type 2A instead of 2B.
     pub windows_2a: bool,
     /// Queue pair 1 for management datagrams, on an IP network only.
-    pub management: Option<Arc<Management>>,
+    pub management: Option<Arc<dyn ManagementQp>>,
 }
 
 impl Driver for InfiniBand {
@@ -107,7 +120,7 @@ impl Driver for InfiniBand {
             return handle_refusal(device, frame.from, header.dest_qp, errno, cx);
         }
         if header.dest_qp == GSI_QP {
-            if let Some(management) = &device.driver().management {
+            if let Some(management) = device.driver().management.clone() {
                 management.handle(device, &frame);
             }
             return;
@@ -226,11 +239,10 @@ impl Driver for InfiniBand {
     }
 
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
-        let Some(management) = &device.driver().management else {
-            return Some(Carrier::InProcess);
-        };
-        let port = Arc::clone(management) as Arc<dyn ManagementPort>;
-        Some(Carrier::Datagrams(port))
+        Some(match device.driver().management.clone() {
+            Some(management) => Carrier::Datagrams(management),
+            None => Carrier::InProcess,
+        })
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
@@ -243,10 +255,10 @@ impl Driver for InfiniBand {
 
     // The first packet counts as an RTU, which may have been lost or overtaken (IBTA 12.9.7).
     fn first_arrival(qp: &Qp, _: &mut Cx<'_>) {
-        let Some(management) = &qp.device.driver().management else {
+        if qp.qp_type == QpType::Ud {
             return;
-        };
-        if qp.qp_type != QpType::Ud {
+        }
+        if let Some(management) = qp.device.driver().management.clone() {
             management.note_traffic(&qp.device, Qpn::new(qp.qpn));
         }
     }
@@ -282,7 +294,7 @@ fn handle_refusal(
     errno: i32,
     cx: &mut Cx<'_>,
 ) {
-    if let (GSI_QP, Some(management)) = (qpn, &device.driver().management) {
+    if let (GSI_QP, Some(management)) = (qpn, device.driver().management.clone()) {
         return management.note_refusal(device, to, errno);
     }
     let is_reliable = |qp: &&Qp| qp.qp_type == QpType::Rc;

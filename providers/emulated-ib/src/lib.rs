@@ -3,11 +3,13 @@
 //! This is a driver of [`polyverbs_engine`]: [`requester`] turns requests into frames and handles the answers,
 //! [`responder`] turns frames into operations on the engine, [`datagram`] does both for UD. On a direct network a message
 //! of any length is one frame, which the poster's thread passes to the peer's responder. Over a link a message is cut into
-//! frames of the path MTU, which are acknowledged, retransmitted and put in order.
+//! frames of the path MTU, which are acknowledged, retransmitted and put in order. On an IP network, which takes the Cargo feature
+//! `sockets`, the frames are packets of RoCEv2 ([`codec`], [`wire`]).
 #![forbid(unsafe_code)]
 
 pub mod answer;
 pub mod caps;
+#[cfg(feature = "sockets")]
 pub mod codec;
 pub mod datagram;
 mod driver;
@@ -15,17 +17,21 @@ mod express;
 mod extension;
 mod frame;
 pub mod header;
+#[cfg(feature = "sockets")]
 pub mod management;
 mod operations;
 mod pacing;
 mod provider;
 pub mod requester;
 pub mod responder;
+#[cfg(feature = "sockets")]
 pub mod wire;
 
+#[cfg(feature = "sockets")]
 pub use codec::RoceV2;
-pub use driver::InfiniBand;
+pub use driver::{InfiniBand, ManagementQp};
 pub use provider::{EmulatedIb, PROVIDER, WITH_2A};
+#[cfg(feature = "sockets")]
 pub use wire::{OnWire, WireOptions};
 
 /// The emulated device.

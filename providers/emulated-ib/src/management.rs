@@ -25,6 +25,7 @@ use verbs_api::qp::QpType;
 
 use crate::Device;
 use crate::codec::RoceV2;
+use crate::driver::ManagementQp;
 use crate::header::{Body, Header, IpFields, SendExtra};
 
 /// Queue pair 1 of a device, which sends and receives management datagrams.
@@ -58,39 +59,23 @@ impl Management {
         (!device.is_removed()).then_some(device)
     }
 
-    /// Reports to the connection manager that a connected queue pair has received its first packet.
-    pub(crate) fn note_traffic(self: &Arc<Self>, device: &Device, qp: Qpn) {
-        if self.sink.get().is_none() {
-            return;
+    fn deliver(&self) {
+        loop {
+            let next = self.arrived.lock().pop_front();
+            let Some((from, datagram)) = next else { return };
+            if let Some(sink) = self.sink.get() {
+                sink.datagram(from, &datagram);
+            } else if let Some(answer) = refused(&datagram) {
+                self.send(from, &answer);
+            }
         }
-        let management = Arc::clone(self);
-        // The sink may call any verb, so no pin and no lock is held.
-        let tell = move |_| {
-            if let Some(sink) = management.sink.get() {
-                sink.traffic(qp);
-            }
-        };
-        device.network().serve_later(Box::new(tell));
     }
+}
 
-    /// Reports to the connection manager that the system refuses, with this error number, to send management datagrams to
-    /// an address.
-    pub(crate) fn note_refusal(self: &Arc<Self>, device: &Device, to: LinkAddress, errno: i32) {
-        let LinkAddress::Ip(to) = to else { return };
-        let management = Arc::clone(self);
-        // The sink may call any verb, so no pin and no lock is held.
-        let tell = move |_| {
-            if let Some(sink) = management.sink.get() {
-                sink.refused(to, errno);
-            }
-        };
-        device.network().serve_later(Box::new(tell));
-    }
-
-    /// Handles a frame that has arrived for queue pair 1. A frame with a wrong Q_Key is counted and dropped; one with
-    /// another length than a management datagram is dropped.
+impl ManagementQp for Management {
+    /// A frame with a wrong Q_Key is counted and dropped; one with another length than a management datagram is dropped.
     #[cold]
-    pub(crate) fn handle(self: &Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
+    fn handle(self: Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
         let Body::Datagram(q_key, ..) = frame.header.body else {
             return;
         };
@@ -108,22 +93,33 @@ impl Management {
         }
         waiting.push_back((from, datagram));
         drop(waiting);
-        let management = Arc::clone(self);
         // The sink may call any verb, so no pin and no lock is held.
-        let deliver = move |_| management.deliver();
+        let deliver = move |_| self.deliver();
         device.network().serve_later(Box::new(deliver));
     }
 
-    fn deliver(&self) {
-        loop {
-            let next = self.arrived.lock().pop_front();
-            let Some((from, datagram)) = next else { return };
-            if let Some(sink) = self.sink.get() {
-                sink.datagram(from, &datagram);
-            } else if let Some(answer) = refused(&datagram) {
-                self.send(from, &answer);
-            }
+    fn note_traffic(self: Arc<Self>, device: &Device, qp: Qpn) {
+        if self.sink.get().is_none() {
+            return;
         }
+        // The sink may call any verb, so no pin and no lock is held.
+        let tell = move |_| {
+            if let Some(sink) = self.sink.get() {
+                sink.traffic(qp);
+            }
+        };
+        device.network().serve_later(Box::new(tell));
+    }
+
+    fn note_refusal(self: Arc<Self>, device: &Device, to: LinkAddress, errno: i32) {
+        let LinkAddress::Ip(to) = to else { return };
+        // The sink may call any verb, so no pin and no lock is held.
+        let tell = move |_| {
+            if let Some(sink) = self.sink.get() {
+                sink.refused(to, errno);
+            }
+        };
+        device.network().serve_later(Box::new(tell));
     }
 }
 

@@ -7,12 +7,13 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_sim::{Contract, DatagramLink};
+use polyverbs_io::sim::{Contract, DatagramLink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{capability::Mtu, inventory};
 
 use crate::InfiniBand;
 use crate::header::Header;
+#[cfg(feature = "sockets")]
 use crate::wire::{OnWire, WireOptions};
 
 /// An emulated InfiniBand device: with windows of type 2B, or of type 2A instead.
@@ -55,6 +56,7 @@ impl EmulatedKind for EmulatedIb {
             windows_2a: self.windows_2a,
             management: None,
         };
+        #[cfg(feature = "sockets")]
         if let Some(at) = options.at {
             let mut wire = WireOptions {
                 faults: options.faults,
@@ -63,6 +65,10 @@ impl EmulatedKind for EmulatedIb {
             wire.link.memory = !options.without_shared_memory;
             wire.link.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
             return Ok(OnWire::new(driver, wire, options.engine())?.device);
+        }
+        #[cfg(not(feature = "sockets"))]
+        if let Some(at) = options.at {
+            return Err(EmulatedError::WithoutSockets(at));
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
             Arc::new(DatagramLink::new(Some(Mtu::Mtu4096), options.faults))

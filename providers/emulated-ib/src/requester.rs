@@ -9,6 +9,7 @@
 //! each time. These retransmissions use up no retry, and do not delay the timeout. Frames that the system refuses to send
 //! are retransmitted at once, which does use up retries ([`handle_refusal`]).
 
+use std::io;
 use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
@@ -20,7 +21,6 @@ use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Op, Request, SendExtra, Source};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
-use polyverbs_io::sockets::is_about_routes;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, RemoteAddress, Sge, WcStatus,
@@ -683,6 +683,15 @@ pub fn handle_refusal(qp: &Qp, half: &mut Sending, errno: i32, cx: &mut Cx<'_>) 
     if retry(qp, half, "the system refuses to send", cx) {
         qp.advance(half, cx);
     }
+}
+
+// Returns whether an error number means that there is no route to the destination for now.
+fn is_about_routes(errno: i32) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkDown, NetworkUnreachable};
+    matches!(
+        io::Error::from_raw_os_error(errno).kind(),
+        NetworkUnreachable | HostUnreachable | NetworkDown | AddrNotAvailable
+    )
 }
 
 // Goes back to the oldest frame without an answer. Returns `false` if no retry was left and the queue pair has failed.

@@ -8,12 +8,13 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
 use polyverbs_io::RealHost;
 use polyverbs_io::emulated::EmulatedError;
+use polyverbs_io::sim::{FaultSpec, FaultyLink};
 use polyverbs_io::{GroupOptions, Lease, UdpLink, UdpLinkOptions};
-use polyverbs_sim::{FaultSpec, FaultyLink};
 use verbs_api::ids::LinkAddress;
 
 use crate::InfiniBand;
 use crate::codec::RoceV2;
+use crate::driver::ManagementQp;
 use crate::header::Header;
 use crate::management::Management;
 
@@ -30,7 +31,7 @@ pub struct WireOptions {
 }
 
 impl WireOptions {
-    /// Creates the default options for this address and port. RoCEv2's port is [`GroupOptions::PORT`].
+    /// Creates the default options for this address and port. RoCEv2's port is [`ROCE_PORT`](polyverbs_io::emulated::ROCE_PORT).
     pub fn new(address: SocketAddr) -> Self {
         Self {
             group: GroupOptions::new(address),
@@ -81,7 +82,7 @@ impl OnWire {
         };
         let management = Management::new(Arc::clone(&link));
         let driver = InfiniBand {
-            management: Some(Arc::clone(&management)),
+            management: Some(Arc::clone(&management) as Arc<dyn ManagementQp>),
             ..driver(LinkAddress::Ip(address.ip()))
         };
         let device = Device::new(driver, &network, options)?;

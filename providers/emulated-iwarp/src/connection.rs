@@ -24,9 +24,11 @@ use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};
 use crate::peer::{Peer, begin_close, is_ready, send_message, send_terminate};
-use crate::streams::FIRST_STREAM;
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
+
+/// The first number of a TCP stream. Queue pairs have lower numbers.
+pub(crate) const FIRST_STREAM: u32 = 0x80_0000;
 
 /// Returns the epoch of a new connection, which is unique in the process and never 0.
 fn next_epoch() -> u32 {
@@ -84,14 +86,14 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let Some(named) = named.filter(is_waiting) else {
         return;
     };
-    if let Some(rendezvous) = &qp.device.driver().rendezvous {
+    if let Some(streams) = &qp.device.driver().streams {
         let mut half = qp.requester();
         let has_claimed = std::mem::replace(&mut half.driver.has_claimed, true);
         half.driver.is_managed = named.end.qpn >= FIRST_STREAM;
         drop(half);
         // A queue pair claims its stream once for each connection.
         if !has_claimed {
-            rendezvous.claim(qp, &named, cx);
+            streams.claim(qp, &named, cx);
         }
         return;
     }
@@ -147,8 +149,8 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     };
     let driver = qp.device.driver();
     if !peer.is_connected() {
-        if let Some(rendezvous) = &driver.rendezvous {
-            rendezvous.disclaim(qp.qpn, &peer, &mut cx.effects);
+        if let Some(streams) = &driver.streams {
+            streams.disclaim(qp.qpn, &peer, &mut cx.effects);
         }
         return;
     }
@@ -221,8 +223,8 @@ pub(crate) fn handle_stream_event(
             }
             Message::First => {
                 let peer = qp.requester().driver.peer;
-                if let Some((rendezvous, peer)) = driver.rendezvous.as_ref().zip(peer) {
-                    rendezvous.streams.begun(peer.end.qpn, &mut cx.effects);
+                if let Some((streams, peer)) = driver.streams.as_ref().zip(peer) {
+                    streams.begun(peer.end.qpn, &mut cx.effects);
                 }
             }
             end => handle_end(&qp, epoch, end, cx),

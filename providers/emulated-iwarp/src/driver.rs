@@ -1,5 +1,6 @@
 //! The driver: the part of this transport in the engine's contract.
 
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use polyverbs_engine::claims::check_reach;
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
+use polyverbs_engine::effects::Effects;
 use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::request::{Op, Request, SendExtra, Source};
@@ -23,7 +25,6 @@ use verbs_api::{
 use crate::connection::Ends;
 use crate::header::{End, Header, Message};
 use crate::peer::Peer;
-use crate::rendezvous::Rendezvous;
 use crate::terminate::{Breach, Terminate, TerminateCode};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
@@ -34,8 +35,27 @@ pub struct Iwarp {
     address: LinkAddress,
     pub(crate) service: ServiceDelay,
     pub(crate) ends: Ends,
-    /// Connects queue pairs by TCP streams; present only on a device on an IP network.
-    pub(crate) rendezvous: Option<Arc<Rendezvous>>,
+    /// The TCP streams of a device on an IP network; `None` on a network within the process.
+    pub(crate) streams: Option<Arc<dyn QpStreams>>,
+}
+
+/// The TCP streams of a device on an IP network, as the driver calls them.
+pub(crate) trait QpStreams: Debug + Send + Sync {
+    /// Gets a stream for a queue pair that is ready to receive: the stream whose number it names, or one to the peer that
+    /// it names.
+    fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>);
+
+    /// Ends the waiting of a queue pair that leaves its connection, and closes the stream that it has begun.
+    fn disclaim(&self, qpn: u32, peer: &Peer, effects: &mut Effects);
+
+    /// Notifies the sink of the stream with this number, which a queue pair uses, that the first frame has arrived.
+    fn begun(&self, number: u32, effects: &mut Effects);
+
+    /// Notifies the sink of the stream with this number that its queue pair has left it.
+    fn ended(&self, number: u32, effects: &mut Effects);
+
+    /// Returns the port by which a connection manager makes and accepts streams.
+    fn port(&self) -> Arc<dyn StreamPort>;
 }
 
 /// How long a responder delays each read or atomic over a link: a random time up to `max`, drawn from `seed`.
@@ -69,15 +89,15 @@ impl Iwarp {
             address,
             service: ServiceDelay::default(),
             ends: Ends::default(),
-            rendezvous: None,
+            streams: None,
         }
     }
 
     /// Notes that a queue pair has left its stream to `peer`, so that the link's events no longer reach it.
     pub(crate) fn leave(&self, peer: &Peer, cx: &mut Cx<'_>) {
         self.ends.remove(peer.mine);
-        if let Some(rendezvous) = &self.rendezvous {
-            rendezvous.streams.ended(peer.end.qpn, &mut cx.effects);
+        if let Some(streams) = &self.streams {
+            streams.ended(peer.end.qpn, &mut cx.effects);
         }
     }
 
@@ -219,11 +239,10 @@ impl Driver for Iwarp {
     }
 
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
-        let Some(rendezvous) = &device.driver().rendezvous else {
-            return Some(Carrier::InProcess);
-        };
-        let streams = Arc::clone(&rendezvous.streams);
-        Some(Carrier::Streams(streams as Arc<dyn StreamPort>))
+        Some(match &device.driver().streams {
+            Some(streams) => Carrier::Streams(streams.port()),
+            None => Carrier::InProcess,
+        })
     }
 
     fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {

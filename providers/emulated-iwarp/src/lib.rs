@@ -3,7 +3,8 @@
 //! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and handles the answers, `responder` turns
 //! the peer's messages into operations on the engine, `connection` begins and ends their stream, gracefully or abruptly. On
 //! a direct network the poster's thread runs a request in the peer's responder (`direct`); over a link a message is divided
-//! into DDP segments that arrive later, in order.
+//! into DDP segments that arrive later, in order. On an IP network, which takes the Cargo feature `sockets`, these are bytes of TCP
+//! streams ([`codec`], [`wire`]).
 //!
 //! The differences of iWARP to InfiniBand, each with its module:
 //!
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caps;
+#[cfg(feature = "sockets")]
 pub mod codec;
 mod connection;
 mod direct;
@@ -26,19 +28,25 @@ pub mod header;
 mod operations;
 mod peer;
 mod provider;
+#[cfg(feature = "sockets")]
 mod rendezvous;
 mod requester;
 mod responder;
+#[cfg(feature = "sockets")]
 mod silent;
+#[cfg(feature = "sockets")]
 mod streams;
 pub mod terminate;
+#[cfg(feature = "sockets")]
 pub mod wire;
 
+#[cfg(feature = "sockets")]
 pub use codec::MpaCodec;
 pub use driver::{Iwarp, ServiceDelay};
 pub use provider::{EmulatedIwarp, PROVIDER};
 pub use requester::Requester;
 pub use responder::Responder;
+#[cfg(feature = "sockets")]
 pub use wire::{OnWire, WireOptions};
 
 /// The emulated iWARP device.

@@ -8,12 +8,14 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_sim::{Contract, StreamLink};
+use polyverbs_io::sim::{Contract, StreamLink};
 use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
 
+use crate::Iwarp;
 use crate::header::{Header, reset_header, stream_key};
-use crate::{Iwarp, OnWire, WireOptions};
+#[cfg(feature = "sockets")]
+use crate::{OnWire, WireOptions};
 
 /// An emulated iWARP device.
 pub struct EmulatedIwarp;
@@ -44,6 +46,7 @@ impl EmulatedKind for EmulatedIwarp {
             .clone()
             .unwrap_or_else(|| self.name().to_owned());
         let driver = |address| Iwarp::new(name, address);
+        #[cfg(feature = "sockets")]
         if let Some(at) = options.at {
             let mut wire = WireOptions::new(at);
             wire.link.faults = options.faults;
@@ -52,6 +55,10 @@ impl EmulatedKind for EmulatedIwarp {
             wire.speaks_first = options.speaks_first;
             wire.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
             return Ok(OnWire::new(driver, wire, options.engine())?.device);
+        }
+        #[cfg(not(feature = "sockets"))]
+        if let Some(at) = options.at {
+            return Err(EmulatedError::WithoutSockets(at));
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
             Arc::new(StreamLink::new(

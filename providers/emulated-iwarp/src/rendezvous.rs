@@ -21,9 +21,11 @@ use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
 
+use crate::connection::FIRST_STREAM;
+use crate::driver::QpStreams;
 use crate::peer::Peer;
 use crate::requester::fail_later;
-use crate::streams::{Claim, FIRST_STREAM, Streams};
+use crate::streams::{Claim, Streams};
 use crate::{Cx, QpRef};
 
 /// The first bytes of an MPA request's private data, if the request names two queue pairs.
@@ -43,7 +45,7 @@ const MAX_LEFT: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     /// The TCP streams of this device.
-    pub(crate) streams: Arc<Streams>,
+    streams: Arc<Streams>,
     /// The address of this device, and the port on which all devices listen; port 0 if it does not listen.
     at: SocketAddr,
     state: Mutex<State>,
@@ -114,59 +116,6 @@ impl Rendezvous {
             }
         };
         timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
-    }
-
-    /// Gets a stream for a queue pair that is ready to receive: the stream whose number it names, or one to the peer that
-    /// it names.
-    pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
-        if named.end.qpn >= FIRST_STREAM {
-            return self.streams.claim(qp, named, cx);
-        }
-        let LinkAddress::Ip(theirs) = named.address else {
-            return;
-        };
-        if self.at.port() == 0 {
-            return fail_later(qp, cx);
-        }
-        let pair = (theirs, named.end.qpn, qp.qpn);
-        let waiting = Waiting {
-            claim: Claim::new(qp, named),
-            until: self.streams.now() + PEER_TIMEOUT,
-            stream: None,
-            is_connected: false,
-            arrived: Vec::new(),
-        };
-        self.state.lock().waiting.insert(pair, waiting);
-        let begins = (self.streams.address(), qp.qpn) < (theirs, named.end.qpn);
-        let (me, epoch) = (self.me.clone(), named.mine);
-        cx.effects.later(move |_| {
-            let Some(me) = me.upgrade() else { return };
-            match begins {
-                true => me.call(pair, epoch),
-                false => me.answer(pair),
-            }
-        });
-    }
-
-    /// Ends the waiting of a queue pair that leaves its connection, and closes the stream that it has begun.
-    pub(crate) fn disclaim(&self, qpn: u32, peer: &Peer, effects: &mut Effects) {
-        if peer.end.qpn >= FIRST_STREAM {
-            return self.streams.disclaim(peer, effects);
-        }
-        let LinkAddress::Ip(theirs) = peer.address else {
-            return;
-        };
-        let pair = (theirs, peer.end.qpn, qpn);
-        let mut state = self.state.lock();
-        let Some(waiting) = state.take(pair, peer.mine) else {
-            return;
-        };
-        state.left.truncate(MAX_LEFT - 1);
-        state.left.push_front(pair);
-        drop(state);
-        if let Some(stream) = waiting.stream {
-            self.streams.close(stream, StreamClose::Abrupt);
-        }
     }
 
     // Replies to a connection request that has been waiting for the queue pair. If there is none yet, the request is
@@ -286,6 +235,70 @@ impl Rendezvous {
         waiting.arrived.clear();
         drop(state);
         self.later(move |me| me.call(pair, epoch));
+    }
+}
+
+impl QpStreams for Rendezvous {
+    fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
+        if named.end.qpn >= FIRST_STREAM {
+            return self.streams.claim(qp, named, cx);
+        }
+        let LinkAddress::Ip(theirs) = named.address else {
+            return;
+        };
+        if self.at.port() == 0 {
+            return fail_later(qp, cx);
+        }
+        let pair = (theirs, named.end.qpn, qp.qpn);
+        let waiting = Waiting {
+            claim: Claim::new(qp, named),
+            until: self.streams.now() + PEER_TIMEOUT,
+            stream: None,
+            is_connected: false,
+            arrived: Vec::new(),
+        };
+        self.state.lock().waiting.insert(pair, waiting);
+        let begins = (self.streams.address(), qp.qpn) < (theirs, named.end.qpn);
+        let (me, epoch) = (self.me.clone(), named.mine);
+        cx.effects.later(move |_| {
+            let Some(me) = me.upgrade() else { return };
+            match begins {
+                true => me.call(pair, epoch),
+                false => me.answer(pair),
+            }
+        });
+    }
+
+    fn disclaim(&self, qpn: u32, peer: &Peer, effects: &mut Effects) {
+        if peer.end.qpn >= FIRST_STREAM {
+            return self.streams.disclaim(peer, effects);
+        }
+        let LinkAddress::Ip(theirs) = peer.address else {
+            return;
+        };
+        let pair = (theirs, peer.end.qpn, qpn);
+        let mut state = self.state.lock();
+        let Some(waiting) = state.take(pair, peer.mine) else {
+            return;
+        };
+        state.left.truncate(MAX_LEFT - 1);
+        state.left.push_front(pair);
+        drop(state);
+        if let Some(stream) = waiting.stream {
+            self.streams.close(stream, StreamClose::Abrupt);
+        }
+    }
+
+    fn begun(&self, number: u32, effects: &mut Effects) {
+        self.streams.begun(number, effects);
+    }
+
+    fn ended(&self, number: u32, effects: &mut Effects) {
+        self.streams.ended(number, effects);
+    }
+
+    fn port(&self) -> Arc<dyn StreamPort> {
+        Arc::clone(&self.streams) as Arc<dyn StreamPort>
     }
 }
 

@@ -32,6 +32,7 @@ use verbs_api::provider::{Mutex, errno_of};
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
+use crate::connection::FIRST_STREAM;
 use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
 use crate::peer::{self, Peer, begin_close, is_ready};
 use crate::requester::fail_later;
@@ -78,9 +79,6 @@ impl WireOptions {
         }
     }
 }
-
-/// The first number of a stream. Queue pairs have lower numbers.
-pub(crate) const FIRST_STREAM: u32 = 0x80_0000;
 
 const STREAM_NUMBERS: u32 = 0x7f_fff0;
 

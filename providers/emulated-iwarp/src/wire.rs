@@ -12,11 +12,12 @@ use verbs_api::ids::LinkAddress;
 use verbs_api::provider::errno_of;
 
 use crate::codec::MpaCodec;
-use crate::driver::Iwarp;
+use crate::connection::FIRST_STREAM;
+use crate::driver::{Iwarp, QpStreams};
 use crate::header::Header;
 use crate::rendezvous::Rendezvous;
+use crate::streams::Streams;
 pub use crate::streams::WireOptions;
-use crate::streams::{FIRST_STREAM, Streams};
 
 /// An iWARP device on an IP network, and its link.
 #[derive(Clone)]
@@ -53,7 +54,7 @@ impl OnWire {
             ..options
         };
         let mut driver = driver(LinkAddress::Ip(ip));
-        driver.rendezvous = Some(Arc::clone(&rendezvous));
+        driver.streams = Some(Arc::clone(&rendezvous) as Arc<dyn QpStreams>);
         let device = Device::new(driver, &network, options)?;
         streams.bind(&device);
         if address.port() != 0 {

@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use pcap_file::pcapng::PcapNgWriter;
@@ -27,6 +29,16 @@ pub trait DatagramTap: Send + Sync {
 pub trait WireTap: DatagramTap + TcpTap {}
 
 impl<T: DatagramTap + TcpTap> WireTap for T {}
+
+/// A tap that observes the traffic of a device on the wire.
+#[derive(Clone)]
+pub struct Tap(pub Arc<dyn WireTap>);
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tap")
+    }
+}
 
 /// Writes a link's traffic as pcapng, each datagram with the IP and UDP headers that it has on the wire. The UDP checksum
 /// and the hop limit, which a socket does not report, are written as 0 and 64.

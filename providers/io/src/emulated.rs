@@ -1,9 +1,9 @@
 //! The construction of emulated devices, which is the same for every transport.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{fmt, io};
 
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::driver::Driver;
@@ -15,8 +15,10 @@ use verbs_api::{
     ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
 };
 
-use crate::{GroupOptions, JoinError, RealHost, WireTap};
-use polyverbs_sim::{Contract, FaultSpec, FaultSpecError, VirtualClock};
+use crate::RealHost;
+use crate::sim::{Contract, FaultSpec, FaultSpecError, VirtualClock};
+#[cfg(feature = "sockets")]
+use crate::{JoinError, Tap};
 
 /// Options with which an emulated device is created.
 #[derive(Clone, Debug, Default)]
@@ -35,12 +37,13 @@ pub struct EmulatedOptions {
     /// MTU.
     pub framed: bool,
     /// The IP address and port of this machine at which peers reach the device; `None` for a network of its own, inside the
-    /// process.
+    /// process. A program that is built without the Cargo feature `sockets` gets an error for an address.
     pub at: Option<SocketAddr>,
     /// The virtual clock by which the device runs and which the program advances; `None` for real time. A device with an IP
     /// address (`at`) cannot have one.
     pub clock: Option<VirtualClock>,
     /// The tap that observes everything that the device sends and receives on an IP network.
+    #[cfg(feature = "sockets")]
     pub tap: Option<Tap>,
     /// Whether the device sends FPDUs without CRC over streams (iWARP) unless its peer wants it. RoCEv2 always has its
     /// ICRC.
@@ -96,16 +99,6 @@ impl EmulatedOptions {
     }
 }
 
-/// A tap that observes the traffic of a device on the wire.
-#[derive(Clone)]
-pub struct Tap(pub Arc<dyn WireTap>);
-
-impl fmt::Debug for Tap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tap")
-    }
-}
-
 /// The reason why an emulated device was not created.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
@@ -117,6 +110,11 @@ pub enum EmulatedError {
     /// advances.
     #[error("a device at {0} runs in real time, not by a virtual clock: leave one of them out")]
     ClockOnWire(SocketAddr),
+    /// The program has no sockets for a device at an address.
+    #[error(
+        "a device at {0} needs sockets: build the program with the Cargo feature `sockets`, or leave the address out"
+    )]
+    WithoutSockets(SocketAddr),
     /// The device cannot be created at its address on an IP network.
     #[error("{reason}")]
     Wire {
@@ -135,7 +133,7 @@ impl EmulatedError {
     pub const fn errno(&self) -> Option<i32> {
         match self {
             Self::Wire { errno, .. } | Self::Verb(VerbError::Os { errno, .. }) => Some(*errno),
-            Self::Fault(_) | Self::ClockOnWire(_) | Self::Verb(_) => None,
+            Self::Fault(_) | Self::ClockOnWire(_) | Self::WithoutSockets(_) | Self::Verb(_) => None,
         }
     }
 }
@@ -149,6 +147,7 @@ impl From<io::Error> for EmulatedError {
     }
 }
 
+#[cfg(feature = "sockets")]
 impl From<JoinError> for EmulatedError {
     fn from(error: JoinError) -> Self {
         Self::Wire {
@@ -214,8 +213,8 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         match self.0.make(&options) {
             Ok(device) => Ok([device].into_iter().collect()),
             Err(EmulatedError::Verb(error)) => Err(error),
-            Err(EmulatedError::Wire { reason, .. }) => {
-                let reason = ArgumentReason::Said(reason.into());
+            Err(error @ (EmulatedError::Wire { .. } | EmulatedError::WithoutSockets(_))) => {
+                let reason = ArgumentReason::Said(error.to_string().into());
                 Err(VerbError::argument(ADDRESS_VARIABLE, reason))
             }
             Err(EmulatedError::Fault(_) | EmulatedError::ClockOnWire(_)) => Err(
@@ -238,8 +237,11 @@ fn named_address() -> Result<Option<SocketAddr>, VerbError> {
         .to_str()
         .and_then(|text| text.parse().ok())
         .ok_or_else(wrong)?;
-    Ok(Some(SocketAddr::new(address, GroupOptions::PORT)))
+    Ok(Some(SocketAddr::new(address, ROCE_PORT)))
 }
+
+/// The UDP port of RoCEv2. An iWARP device uses the TCP port of this number.
+pub const ROCE_PORT: u16 = 4791;
 
 /// The link address of the only device on a network of its own.
 pub const FIRST_ADDRESS: LinkAddress = LinkAddress::InProcess(1);

@@ -70,9 +70,6 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// The UDP port of RoCEv2.
-    pub const PORT: u16 = 4791;
-
     /// Creates the default options for a group on this address and port.
     pub fn new(address: SocketAddr) -> Self {
         Self {

@@ -1,4 +1,8 @@
-//! Links that carry frames to other processes and machines: as bytes on sockets, or as records in shared memory.
+//! What an emulated device runs on: time, real or virtual, and the links that carry its frames.
+//!
+//! [`emulated`] makes devices on networks of their own, within the process; [`timer`] runs these in real time, and [`sim`] in
+//! virtual time, with models of links and with faults. The links of the Cargo feature `sockets` carry frames to other processes
+//! and machines: as bytes on sockets, or as records in shared memory.
 //!
 //! `docs/wire-links.md` describes the design and its reasons. A link is generic over a [`codec`] that a driver supplies.
 //! Everything works without privileges. A link finds out while it runs which offloads the kernel lacks (segmentation,
@@ -8,92 +12,81 @@
 //! port for several processes) and [`reactor`] (which thread reads).
 #![deny(unsafe_code)]
 
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use zerocopy::FromZeros as _;
-
-/// Defines a public struct of counts, and the private `Counters` that a link increments.
-macro_rules! counts {
-    ($(#[$about:meta])* $counts:ident, $($(#[$doc:meta])* $name:ident,)*) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct $counts {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        #[derive(Debug, Default)]
-        struct Counters {
-            $($name: AtomicU64,)*
-        }
-
-        impl Counters {
-            fn add_to(&self, counts: &mut $counts) {
-                $(counts.$name += self.$name.load(Ordering::Relaxed);)*
-            }
-        }
-    };
-}
-
-mod batch;
-pub mod capture;
-pub mod codec;
 pub mod emulated;
-mod exit;
 mod fence;
-pub mod fork;
-pub mod group;
 mod large_pages;
-mod memory;
-mod qpn_range;
-pub mod queue;
-pub mod reactor;
-pub mod shm;
-pub mod sockets;
-mod tampering;
-pub mod tcp;
-mod thread;
-mod through;
+pub mod sim;
 pub mod timer;
+
+pub use timer::RealHost;
+
+#[cfg(feature = "sockets")]
+#[macro_use]
+mod counters;
+#[cfg(feature = "sockets")]
+mod batch;
+#[cfg(feature = "sockets")]
+pub mod capture;
+#[cfg(feature = "sockets")]
+pub mod codec;
+#[cfg(feature = "sockets")]
+mod exit;
+#[cfg(feature = "sockets")]
+pub mod fork;
+#[cfg(feature = "sockets")]
+pub mod group;
+#[cfg(feature = "sockets")]
+mod memory;
+#[cfg(feature = "sockets")]
+mod qpn_range;
+#[cfg(feature = "sockets")]
+pub mod queue;
+#[cfg(feature = "sockets")]
+pub mod reactor;
+#[cfg(feature = "sockets")]
+pub mod shm;
+#[cfg(feature = "sockets")]
+pub mod sockets;
+#[cfg(feature = "sockets")]
+mod tampering;
+#[cfg(feature = "sockets")]
+pub mod tcp;
+#[cfg(feature = "sockets")]
+mod thread;
+#[cfg(feature = "sockets")]
+mod through;
+#[cfg(feature = "sockets")]
 pub mod udp;
 
-pub use capture::{DatagramTap, OctetCapture, WireTap};
-pub use codec::{
-    Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
-    TxMeta,
+#[cfg(feature = "sockets")]
+pub use self::{
+    capture::{DatagramTap, OctetCapture, Tap, WireTap},
+    codec::{
+        Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
+        TxMeta,
+    },
+    group::{
+        Admission, GroupOptions, HandError, Holder, JoinError, Lease, Name, Presence, Service,
+        Witness,
+    },
+    qpn_range::QpnRange,
+    queue::ByteQueue,
+    reactor::{IoHandler, Reactor, Ready, Source},
+    shm::{Put, Readers, Record, RecordMeta, ShmPort},
+    // The public interfaces of this crate use these types.
+    sockets::{
+        Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, has_descriptors,
+        most_descriptors, source_of,
+    },
+    tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions},
+    through::{through_datagrams, through_streams},
+    udp::{UdpCounts, UdpLink, UdpLinkOptions},
 };
-pub use group::{
-    Admission, GroupOptions, HandError, Holder, JoinError, Lease, Name, Presence, Service, Witness,
-};
-pub use qpn_range::QpnRange;
-pub use queue::ByteQueue;
-pub use reactor::{IoHandler, Reactor, Ready, Source};
-pub use shm::{Put, Readers, Record, RecordMeta, ShmPort};
-// The public interfaces of this crate use these types.
-pub use sockets::{
-    Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, has_descriptors,
-    most_descriptors, source_of,
-};
-pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
-pub use through::{through_datagrams, through_streams};
-pub use timer::RealHost;
-pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 
 // Allocates zeroed bytes. A page occupies no memory before the program touches it.
-fn zeroed(bytes: usize) -> io::Result<Box<[u8]>> {
+#[cfg(feature = "sockets")]
+fn zeroed(bytes: usize) -> std::io::Result<Box<[u8]>> {
+    use zerocopy::FromZeros as _;
     let made = <[u8]>::new_box_zeroed_with_elems(bytes);
-    made.map_err(|_| io::ErrorKind::OutOfMemory.into())
-}
-
-// Increments a counter that other threads may increment at the same time.
-#[inline]
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
-// Adds to a counter that no other thread changes at the same time.
-#[inline]
-fn count_alone(counter: &AtomicU64, by: u64) {
-    counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+    made.map_err(|_| std::io::ErrorKind::OutOfMemory.into())
 }

@@ -21,7 +21,6 @@ use rustix::process::{Resource, getrlimit};
 pub use flows::FlowSockets;
 pub use multicast::join_group;
 pub use receive::{Message, ReceiveBatch};
-pub use refusal::is_about_routes;
 pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, source_of};
 

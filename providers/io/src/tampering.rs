@@ -2,8 +2,8 @@
 
 use polyverbs_engine::time::Time;
 
-use polyverbs_sim::chance::Chance;
-use polyverbs_sim::fault::{Between, FaultSpec};
+use crate::sim::chance::Chance;
+use crate::sim::fault::{Between, FaultSpec};
 
 /// The faults that are injected into one direction of a connection.
 #[derive(Debug)]

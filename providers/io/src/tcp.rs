@@ -25,11 +25,12 @@ use verbs_api::ids::LinkAddress;
 use verbs_api::provider::{Mutex, RwLock, random};
 
 use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
+use crate::counters::{count, count_alone};
 use crate::queue::ByteQueue;
 use crate::shm::LONGEST_PAYLOAD;
+use crate::sim::fault::FaultSpec;
 use crate::tampering::Tampering;
-use crate::{count, count_alone, zeroed};
-use polyverbs_sim::fault::FaultSpec;
+use crate::zeroed;
 
 mod shared;
 

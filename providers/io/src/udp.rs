@@ -34,9 +34,9 @@ use verbs_api::{
 use crate::batch::{Datagram, Refused, Route, SendOutcome, TxBatch};
 use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
+use crate::counters::{count, count_alone};
 use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
 use crate::through::datagram;
-use crate::{count, count_alone};
 
 /// Options with which a [`UdpLink`] is created.
 #[derive(Clone)]

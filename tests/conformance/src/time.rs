@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use polyverbs_sim::Simulation;
+use polyverbs_io::sim::Simulation;
 
 /// How long a test waits in real time for a condition: long enough for every retry.
 const MOST: Duration = Duration::from_secs(2);

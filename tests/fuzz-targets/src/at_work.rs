@@ -7,7 +7,7 @@ use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::network::{Member, Network};
-use polyverbs_sim::Simulation;
+use polyverbs_io::sim::Simulation;
 use verbs_api::Qp;
 use verbs_api::qp::{QpAttributes, QpState};
 

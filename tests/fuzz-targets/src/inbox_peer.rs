@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use polyverbs_io::emulated::ROCE_PORT;
 use polyverbs_io::{Arrival, GroupOptions, Lease, Service};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -50,7 +51,8 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let [victim, neighbour] = [(); 2].map(|()| Lease::join(options(PORT)).expect("a range"));
+        let [victim, neighbour] =
+            [(); 2].map(|()| Lease::join(options(ROCE_PORT)).expect("a range"));
         let unsealed = memfd_create("intruder", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&unsealed, 1 << 30).expect("a sparse file");
         let wrong = vec![
@@ -69,7 +71,11 @@ impl Rig {
     }
 
     fn range_name(&self) -> String {
-        format!("{}/range/{}", prefix(PORT), self.victim.range().index())
+        format!(
+            "{}/range/{}",
+            prefix(ROCE_PORT),
+            self.victim.range().index()
+        )
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
@@ -90,7 +96,7 @@ impl Rig {
 
     fn connect(&mut self, to_service: bool, script: &mut Script<'_>) {
         let name = match to_service {
-            true => format!("{}/service/{SERVICE:016x}", prefix(PORT)),
+            true => format!("{}/service/{SERVICE:016x}", prefix(ROCE_PORT)),
             false => self.range_name(),
         };
         let count = 1 + script.octet() / 4;
@@ -157,7 +163,11 @@ impl Rig {
     // An honest process asks the intruder for the state that the processes at another address share: it gets that from no
     // process, or completely.
     fn is_joined(&self, script: &mut Script<'_>) {
-        let port = if script.octet() & 1 == 0 { 0 } else { PORT + 1 };
+        let port = if script.octet() & 1 == 0 {
+            0
+        } else {
+            ROCE_PORT + 1
+        };
         let range = 1 + script.octet() % 63;
         let hideout = Hideout::named(&format!("{}/range/{range}", prefix(port)));
         let answers: Vec<_> = (0..8)
@@ -244,13 +254,12 @@ fn is_ready(inbox: BorrowedFd<'_>) -> bool {
 fn arrival() -> Arrival {
     Arrival {
         from: SocketAddr::new(own_address(2), 50_000),
-        to: SocketAddr::new(own_address(2), PORT),
+        to: SocketAddr::new(own_address(2), ROCE_PORT),
         traffic_class: 2,
         segment: 0,
     }
 }
 
-const PORT: u16 = GroupOptions::PORT;
 const SERVICE: u64 = 0x0106_1234;
 const DATAGRAM: &[u8] = b"a datagram";
 const DESCRIPTORS_PASSED: u8 = 2;

@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`packages()`], [`files()`] | the packages of a workspace, with their dependencies, and the files of a folder |
+//! | [`packages()`], [`built_with()`], [`files()`] | the packages of a workspace with their dependencies, those of a build, the files of a folder |
 //! | [`source`] | the paths, the public names, the tests and the documentation of Rust source |
 //! | [`circles`] | modules of a library that depend on each other |
 //! | [`order`] | the order of the folders, and the dependencies that go against it |
@@ -19,6 +19,7 @@ pub mod scan;
 pub mod size;
 pub mod source;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{env, process::Command};
 
@@ -40,25 +41,52 @@ pub fn workspace_root() -> PathBuf {
 /// # Panics
 /// Cargo fails.
 pub fn packages(root: &Path) -> Vec<Value> {
+    let metadata = cargo(root, &["metadata", "--format-version", "1", "--no-deps"]);
+    let metadata: Value = serde_json::from_str(&metadata).unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+/// The packages that cargo builds for a program which depends on `package` with these features and without the default ones,
+/// each with the features that cargo turns on. Cargo resolves them as for a build, and builds nothing.
+///
+/// # Panics
+/// Cargo fails.
+pub fn built_with(root: &Path, package: &str, features: &str) -> Built {
+    let mut arguments = vec![
+        "tree",
+        "--edges",
+        "normal",
+        "--prefix",
+        "none",
+        "--no-dedupe",
+    ];
+    arguments.extend(["--format", "{p};{f}", "--package", package]);
+    arguments.extend(["--no-default-features", "--features", features]);
+    let mut built = Built::new();
+    for line in cargo(root, &arguments).lines() {
+        let (package, features) = line.rsplit_once(';').unwrap();
+        let name = package.split(' ').next().unwrap();
+        let own = built.entry(name.to_owned()).or_default();
+        own.extend(features.split(',').map(str::to_owned));
+    }
+    built
+}
+
+/// The packages of a build by their names, each with its features.
+pub type Built = BTreeMap<String, BTreeSet<String>>;
+
+// What cargo says about the workspace in a folder.
+fn cargo(root: &Path, arguments: &[&str]) -> String {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args([
-            "metadata",
-            "--format-version",
-            "1",
-            "--no-deps",
-            "--offline",
-        ])
-        .current_dir(root)
-        .output()
-        .unwrap();
+    let mut command = Command::new(cargo);
+    command.args(arguments).arg("--offline").current_dir(root);
+    let output = command.output().unwrap();
     assert!(
         output.status.success(),
-        "{}",
+        "{command:?}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    metadata["packages"].as_array().unwrap().clone()
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The folder of a package.

@@ -17,7 +17,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::time::Time;
-use polyverbs_sim::{DatagramLink, FaultSpec, Simulation, StreamLink};
+use polyverbs_io::sim::{DatagramLink, FaultSpec, Simulation, StreamLink};
 use verbs_api::provider::Mutex;
 use verbs_api::{
     Access, Completion, Context, Device, Memory, PathOptions, Qp, QpOptions, RemoteAddress,

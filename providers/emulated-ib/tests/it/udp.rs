@@ -11,7 +11,7 @@ use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_engine::link::Link;
 use polyverbs_io::UdpCounts;
-use polyverbs_sim::{FaultSpec, Rate};
+use polyverbs_io::sim::{FaultSpec, Rate};
 use test_kit::waiting::until;
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;

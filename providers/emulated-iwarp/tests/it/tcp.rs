@@ -9,7 +9,7 @@ use bmme as _;
 use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_sim::{FaultSpec, Rate};
+use polyverbs_io::sim::{FaultSpec, Rate};
 use test_kit::waiting::{until, until_some};
 use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::provider::{DeviceOps, Mutex};

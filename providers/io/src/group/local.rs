@@ -22,11 +22,12 @@ use rustix::net::{
 };
 use verbs_api::provider::Mutex;
 
+use crate::counters::count;
 use crate::fork::Unshared;
 use crate::sockets::refusal::named;
 use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
-use crate::{count, zeroed};
+use crate::zeroed;
 
 mod presence;
 

@@ -34,14 +34,6 @@ pub(crate) fn named(call: &'static str) -> impl Fn(Errno) -> io::Error {
     }
 }
 
-/// Returns whether an error number means that there is no route to the destination for now.
-pub fn is_about_routes(errno: i32) -> bool {
-    matches!(
-        Errno::from_raw_os_error(errno),
-        Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL
-    )
-}
-
 fn with_cause(error: io::Error, cause: String) -> io::Error {
     io::Error::new(error.kind(), Explained { cause, error })
 }

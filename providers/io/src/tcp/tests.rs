@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 use test_kit::waiting::{PATIENCE, until, until_some};
 
 use super::*;
-use polyverbs_sim::fault::{Between, Rate, Stall};
+use crate::sim::fault::{Between, Rate, Stall};
 
 mod shared;
 

@@ -762,7 +762,7 @@ fn a_tap_sees_both_ends() {
 #[test]
 fn a_tap_sees_the_datagrams_of_a_link_without_a_wire() {
     let (notes, sink) = (Arc::new(Notes::default()), Sink::default());
-    let model = polyverbs_sim::DatagramLink::new(None, "corrupt=100%".parse().unwrap());
+    let model = crate::sim::DatagramLink::new(None, "corrupt=100%".parse().unwrap());
     let tap = Arc::clone(&notes) as _;
     let link = crate::through_datagrams(Arc::new(model), Toy, 4791, Some(tap));
     for number in [1, UNSPEAKABLE] {

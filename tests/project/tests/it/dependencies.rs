@@ -1,5 +1,7 @@
 //! Dependencies between the crates of the workspace go one way, in the order of the folders in `docs/architecture.md`.
 
+use std::fs;
+
 use project::{Order, packages, shipped_dependencies, text, workspace_root};
 
 /// Crates that depend on less than the order of the folders allows: all crates of the workspace that each may depend on.
@@ -10,13 +12,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &[]),
-    // Virtual time and link models know no socket.
-    ("polyverbs-sim", &["verbs-api", "polyverbs-engine"]),
     // Links with a wire are generic over the codec that a driver gives them.
-    (
-        "polyverbs-io",
-        &["verbs-api", "polyverbs-engine", "polyverbs-sim"],
-    ),
+    ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),
@@ -44,7 +41,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "verbs-api",
             "polyverbs-engine",
             "polyverbs-io",
-            "polyverbs-sim",
             "emulated-ib",
             "emulated-iwarp",
             "rdma-core-provider",
@@ -130,7 +126,6 @@ const DRIVER: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
     "polyverbs-io",
-    "polyverbs-sim",
     "polyverbs-wire",
 ];
 
@@ -172,6 +167,26 @@ fn crates_depend_only_on_those_that_they_may_know() {
             );
         }
     }
+}
+
+#[test]
+fn the_page_of_the_architecture_says_why_each_is_a_crate() {
+    let root = workspace_root();
+    let page = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
+    let (_, reasons) = page.split_once("### Why each is a crate").unwrap();
+    let (reasons, _) = reasons.split_once("\n## ").unwrap();
+    let cells = reasons.lines().filter_map(|line| line.split('|').nth(1));
+    let mut explained: Vec<_> = cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect();
+    let packages = packages(&root);
+    let mut names: Vec<_> = packages
+        .iter()
+        .map(|package| text(package, "name"))
+        .collect();
+    explained.sort_unstable();
+    names.sort_unstable();
+    assert_eq!(explained, names);
 }
 
 #[test]

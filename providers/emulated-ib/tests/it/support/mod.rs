@@ -13,7 +13,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::Time;
-use polyverbs_sim::Simulation;
+use polyverbs_io::sim::Simulation;
 use verbs_api::provider::Mutex;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;

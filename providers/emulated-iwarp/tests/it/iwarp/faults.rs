@@ -9,7 +9,7 @@ use emulated_iwarp::{Iwarp, ServiceDelay};
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
-use polyverbs_sim::{FaultSpec, Simulation, StreamLink};
+use polyverbs_io::sim::{FaultSpec, Simulation, StreamLink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{

@@ -83,7 +83,7 @@ struct Connection {
 /// Makes one run.
 pub(crate) fn run(seed: u64, rng: &mut SmallRng) {
     let mut chosen = Chosen::new(QpType::Rc, rng);
-    chosen.faults = polyverbs_sim::FaultSpec::default();
+    chosen.faults = polyverbs_io::sim::FaultSpec::default();
     chosen.direct = rng.random_bool(0.5);
     let pair = Pair::new(chosen, seed, rng);
     let mut world = World::new(pair);

@@ -12,7 +12,7 @@ use thiserror::Error;
 /// The faults that a link injects into frames. Without faults, a link carries every frame unchanged and at once.
 ///
 /// ```
-/// use polyverbs_sim::{Contract, FaultSpec};
+/// use polyverbs_io::sim::{Contract, FaultSpec};
 ///
 /// let spec: FaultSpec = "drop=5%,delay=1ms..5ms,seed=7".parse()?;
 /// assert_eq!(spec.to_string(), "drop=5%,delay=1ms..5ms,seed=7");
@@ -21,7 +21,7 @@ use thiserror::Error;
 ///     spec.check(Contract::Stream).unwrap_err().to_string(),
 ///     "drop is a fault of a datagram link (InfiniBand); this is a stream link (iWARP)"
 /// );
-/// # Ok::<(), polyverbs_sim::FaultSpecError>(())
+/// # Ok::<(), polyverbs_io::sim::FaultSpecError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSpec {

@@ -1,7 +1,10 @@
 //! The extensions and providers that a library for C finds registered; `link_forms.h` is its header.
 
-use link_forms::Report;
+#[path = "../report.rs"]
+mod report;
+
 use polyverbs::{Registry, provider::RegistryError};
+use report::Report;
 
 /// Prints the extensions and providers that register themselves and that the linker kept.
 #[unsafe(no_mangle)]

@@ -1,7 +1,5 @@
-//! The extensions and providers that a program finds registered, for tests that link it in several forms.
-//!
-//! This crate names no extension and no provider: those are found that the linked program names.
-#![forbid(unsafe_code)]
+//! The extensions and providers that a program finds registered. This module is in each form of the program; it names no extension
+//! and no provider, so that those are found which the rest of the program names.
 
 use std::fmt;
 
@@ -11,18 +9,18 @@ use verbs_api::{
 };
 
 /// The registered extensions, providers and devices.
-pub struct Report {
+pub(crate) struct Report {
     /// Names of the extensions.
-    pub extensions: Vec<&'static str>,
+    pub(crate) extensions: Vec<&'static str>,
     /// Names of the providers.
-    pub providers: Vec<&'static str>,
+    pub(crate) providers: Vec<&'static str>,
     /// Name of each device, the features of the core that it claims, and the outcome of a fast-register.
-    pub devices: Vec<(String, Vec<&'static str>, String)>,
+    pub(crate) devices: Vec<(String, Vec<&'static str>, String)>,
 }
 
 impl Report {
     /// Reports the content of `registry`.
-    pub fn of(registry: &Registry) -> Self {
+    pub(crate) fn of(registry: &Registry) -> Self {
         let extensions = registry.extensions().iter();
         let devices = registry.devices().map(|device| {
             let attributes = device.attributes();

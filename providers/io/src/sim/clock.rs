@@ -9,7 +9,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
 
-use crate::virtual_time::{Simulation, SimulationError};
+use crate::sim::virtual_time::{Simulation, SimulationError};
 
 /// A clock for tests, which stands still until the test advances it. Timeouts, RNR delays, command latency and the faults
 /// of links then take no real time, and each run is like the others. Clones share one clock.

@@ -1,7 +1,7 @@
 //! Virtual time, and links within a process, for tests of emulated devices.
 //!
-//! The engine has no clock, no thread and no link. `providers/io` has real ones; here a [`Simulation`] drives networks in
-//! virtual time, and a [`VirtualClock`] drives those of a program's tests. Devices on a network without a link exchange
+//! The engine has no clock, no thread and no link. The other modules of this crate have real ones; here a [`Simulation`] drives
+//! networks in virtual time, and a [`VirtualClock`] drives those of a program's tests. Devices on a network without a link exchange
 //! messages directly. A [`DatagramLink`] may lose, duplicate, reorder, delay and damage frames. A [`StreamLink`] keeps
 //! their order and may delay them, stall, reset connections and damage frames. Both take their faults from a [`FaultSpec`],
 //! which also has a text form. [`FaultyLink`] adds the faults of a datagram link to any link.
@@ -10,7 +10,6 @@
 //! with the same seed.
 //!
 //! Read first: [`fault`], then [`datagram`].
-#![deny(unsafe_code)]
 
 pub mod chance;
 mod clock;

@@ -25,13 +25,13 @@ use verbs_api::provider::Mutex;
 ///
 /// ```
 /// # use std::time::Duration;
-/// use polyverbs_sim::Simulation;
+/// use polyverbs_io::sim::Simulation;
 ///
 /// let simulation = Simulation::new();
 /// // … simulation.network::<MyDriver>(Some(link)), devices, requests …
 /// simulation.run_until_idle()?;
 /// simulation.run_for(Duration::from_millis(5))?;
-/// # Ok::<(), polyverbs_sim::SimulationError>(())
+/// # Ok::<(), polyverbs_io::sim::SimulationError>(())
 /// ```
 pub struct Simulation {
     host: Arc<VirtualHost>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::fault::{Between, Rate};
+use crate::sim::fault::{Between, Rate};
 
 /// The random number generator of one direction of a link.
 ///

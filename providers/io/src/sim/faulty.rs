@@ -3,8 +3,8 @@
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
 
-use crate::datagram::DatagramLink;
-use crate::fault::FaultSpec;
+use crate::sim::datagram::DatagramLink;
+use crate::sim::fault::FaultSpec;
 
 /// A link that injects the faults of a [`DatagramLink`] into the frames that are sent, and then sends the remaining frames
 /// over another link.
@@ -72,7 +72,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::testing::{A, B, Sink, frame, ms, run};
+    use crate::sim::testing::{A, B, Sink, frame, ms, run};
 
     fn around(faults: &str) -> (SharedLink<u32>, FaultyLink<u32>) {
         let inner: SharedLink<u32> = Arc::new(DatagramLink::new(None, FaultSpec::default()));

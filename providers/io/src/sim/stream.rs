@@ -10,9 +10,9 @@ use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 use verbs_api::provider::Mutex;
 
-use crate::chance::Chance;
-use crate::fault::{Between, FaultSpec};
-use crate::in_flight::InFlight;
+use crate::sim::chance::Chance;
+use crate::sim::fault::{Between, FaultSpec};
+use crate::sim::in_flight::InFlight;
 
 /// Returns the key of the connection to which a frame belongs, from the frame's header. Both directions of a connection
 /// have one key, and no two connections between the same addresses ever have the same. After a reset, the link drops all
@@ -246,8 +246,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fault::{Rate, Stall};
-    use crate::testing::{A, B, C, Echo, Sink, frame, ms, run};
+    use crate::sim::fault::{Rate, Stall};
+    use crate::sim::testing::{A, B, C, Echo, Sink, frame, ms, run};
 
     const RESET: u32 = 0xdead_0000;
 

@@ -9,9 +9,9 @@ use polyverbs_engine::time::Time;
 use verbs_api::provider::Mutex;
 use verbs_api::{capability::Mtu, ids::LinkAddress};
 
-use crate::chance::Chance;
-use crate::fault::{Between, FaultSpec};
-use crate::in_flight::InFlight;
+use crate::sim::chance::Chance;
+use crate::sim::fault::{Between, FaultSpec};
+use crate::sim::in_flight::InFlight;
 
 /// The longest extra delay of a frame that is to be reordered. Frames that are sent later overtake it meanwhile.
 const LONGEST_HOLD: Duration = Duration::from_micros(100);
@@ -212,8 +212,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fault::Rate;
-    use crate::testing::{A, B, C, Echo, Sink, frame, ms, run};
+    use crate::sim::fault::Rate;
+    use crate::sim::testing::{A, B, C, Echo, Sink, frame, ms, run};
 
     fn link(faults: &str) -> DatagramLink<u32> {
         DatagramLink::new(None, faults.parse().unwrap())

@@ -1,13 +1,16 @@
-//! Registrations counted in each form in which a program can be linked: exactly the crates that the facade names are there.
+//! Registrations counted in each form in which a program can be linked: exactly the crates that the facade names are there. A binary
+//! of its own, because it names the facade and nothing else that registers itself.
+
+mod report;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use link_forms::Report;
 use polyverbs as _;
+use report::Report;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// The content of a report: extensions, providers and devices.
 #[derive(Debug, PartialEq, Eq)]
@@ -71,20 +74,19 @@ fn has_the_default_set(said: &Said) {
 // covers 1.17
 #[test]
 fn one_line_adds_an_extension_to_a_binary() {
-    let source = |name: &str| {
-        let path = format!("{}/src/bin/{name}.rs", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(path).unwrap();
+    let lines = |name: &str| {
+        let text = std::fs::read_to_string(source(&format!("{name}.rs"))).unwrap();
         // The first line is skipped, because it describes the difference.
         let lines = text.lines().skip(1).map(|line| format!("{line}\n"));
         lines.collect::<String>()
     };
     let line = "use bmme as _;\n";
-    let (with, without) = (source("with-bmme"), source("without-bmme"));
+    let (with, without) = (lines("with_bmme"), lines("without_bmme"));
     assert!(with.contains(line) && with.replacen(line, "", 1) == without);
 
     let providers = ["emulated-ib", "emulated-iwarp"].map(str::to_owned).into();
     // The program depends on `bmme` and on the facade; a crate that it does not name is not there.
-    let without = run(env!("CARGO_BIN_EXE_without-bmme"));
+    let without = run(built("without_bmme"));
     assert_eq!(
         (without.extensions.len(), &without.providers),
         (0, &providers)
@@ -95,7 +97,7 @@ fn one_line_adds_an_extension_to_a_binary() {
         assert!(creation.contains("BMME"), "{creation}");
         assert!(post.contains("FAST_REGISTER"), "{post}");
     }
-    let with = run(env!("CARGO_BIN_EXE_with-bmme"));
+    let with = run(built("with_bmme"));
     assert_eq!(with.extensions, ["bmme".to_owned()].into());
     assert_eq!(with.providers, providers);
     assert_eq!(with.fast_registers, ["done", "done"]);
@@ -120,6 +122,26 @@ fn an_integration_test_has_what_the_facade_names() {
     has_the_default_set(&said(report.to_string()));
 }
 
+/// A file in the folder of the programs.
+fn source(name: &str) -> PathBuf {
+    Path::new(ROOT)
+        .join("polyverbs/tests/link_forms/programs")
+        .join(name)
+}
+
+/// A program or a library of that folder. They are examples of this package, because cargo builds examples before tests.
+fn built(name: &str) -> PathBuf {
+    // The test is target/debug/deps/link_forms-…, and the examples are in target/debug/examples.
+    let test = std::env::current_exe().unwrap();
+    let file = test.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(
+        file.exists(),
+        "there is no {}: `cargo test -p polyverbs` builds it",
+        file.display()
+    );
+    file
+}
+
 /// The library for C, built in both forms.
 struct Built {
     shared: PathBuf,
@@ -128,23 +150,10 @@ struct Built {
 }
 
 impl Built {
-    // The library is an example of this package, because cargo builds examples before tests.
     fn new() -> Self {
-        let test = std::env::current_exe().unwrap();
-        let form = |name| {
-            // target/debug/deps/forms-…, and target/debug/examples
-            let built = test.ancestors().nth(2).unwrap();
-            let file = built.join("examples").join(name);
-            assert!(
-                file.exists(),
-                "there is no {}: `cargo test -p link-forms` builds it",
-                file.display()
-            );
-            file
-        };
         Self {
-            shared: form("liblink_forms_c.so"),
-            archive: form("liblink_forms_c.a"),
+            shared: built("liblink_forms_c.so"),
+            archive: built("liblink_forms_c.a"),
             folder: tempfile::tempdir().unwrap(),
         }
     }
@@ -152,11 +161,10 @@ impl Built {
     /// The C program, linked with these arguments.
     fn program(&self, name: &str, arguments: &[&str]) -> PathBuf {
         let program = self.folder.path().join(name);
-        let source = format!("{}/examples/link_forms.c", env!("CARGO_MANIFEST_DIR"));
         let mut cc = Command::new("cc");
         cc.args(["-Wall", "-Werror", "-o"])
             .arg(&program)
-            .arg(source);
+            .arg(source("link_forms.c"));
         cc.args(arguments);
         output(&mut cc);
         program
