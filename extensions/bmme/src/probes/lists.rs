@@ -38,27 +38,40 @@ pub(super) fn zero_based_region(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// covers 2.67
+// covers 2.67 2.66
 pub(super) fn zero_based_offset(rig: &Rig) -> Outcome {
-    let memory = rig.far.region(8192, Access::LOCAL_WRITE)?;
-    let range = memory.memory.range(123, 5000)?;
-    let mapped = PageList::map(&[range], 4096, 2).map_err(unusable)?;
+    // Two pages that do not follow each other in the memory.
+    let memory = rig.far.region(4 * 4096, Access::LOCAL_WRITE)?;
+    let ranges = [
+        memory.memory.range(4096 + 123, 4096 - 123)?,
+        memory.memory.range(3 * 4096, 500)?,
+    ];
+    let mapped = PageList::map(&ranges, 4096, 2).map_err(unusable)?;
     let key = rig.finish(rig.far.pd.alloc_key(2))?;
     let pair = rig.rc()?;
     let request = wr::FastRegister::new(&key, &mapped.list).access(OPEN | Access::ZERO_BASED);
     rig.succeeds(&pair.far, request)?;
     rig.scratch.fill(0x42)?;
-    let write = wr::Write::new(rig.scratch.sge(0, 5000)?, RemoteAddress::new(0, key.rkey()));
+    let write = wr::Write::new(rig.scratch.sge(0, 4473)?, RemoteAddress::new(0, key.rkey()));
     rig.succeeds(&pair.near, write)?;
     rig.settle();
+    let written = [
+        memory.bytes(4096 + 123, 3973)?,
+        memory.bytes(3 * 4096, 500)?,
+    ];
     ensure_eq!(
-        memory.bytes(123, 5000)?,
-        rig.scratch.bytes(0, 5000)?,
+        written.concat(),
+        rig.scratch.bytes(0, 4473)?,
         "what a write at 0 wrote to memory that begins at byte 123 of its page"
     );
     ensure!(
-        memory.bytes(0, 123)?.iter().all(|&byte| byte == 0),
+        memory.bytes(4096, 123)?.iter().all(|&byte| byte == 0),
         "bytes in front of a registration have changed"
+    );
+    let beyond = wr::Write::new(rig.scratch.sge(0, 1)?, RemoteAddress::new(4473, key.rkey()));
+    ensure!(
+        !rig.is_granted(&pair, beyond)?,
+        "a peer wrote beyond the end of a zero-based registration"
     );
     Ok(())
 }

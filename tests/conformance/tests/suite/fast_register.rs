@@ -1,4 +1,4 @@
-//! Allocated keys and fast-register: FEATURES 1.14, 1.19, 2.20 to 2.23, 2.29 to 2.33.
+//! Allocated keys and fast-register: FEATURES 1.14, 2.21, 2.22, 2.29 to 2.33.
 
 use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Rig, needs, one_of};
@@ -14,19 +14,15 @@ use verbs_api::{
 cases! {
     a_key_is_as_deep_as_the_device_allows: needs(Features::BMME);
     a_device_without_it_allows_no_pages: ANY_DEVICE;
-    a_fresh_key_opens_nothing: needs(Features::BMME);
     a_key_must_be_free_to_be_registered: needs(Features::BMME);
     only_an_allocated_key_of_the_domain_is_registered: needs(Features::BMME);
     a_key_maps_no_more_than_it_was_allocated_for: needs(Features::BMME);
     a_wrong_index_leaves_the_key_free: needs(Features::BMME);
-    the_low_byte_is_the_programs: needs(Features::BMME);
-    requests_after_a_registration_may_use_it: needs(Features::BMME);
     local_operations_complete_like_others: needs(Features::BMME)
         .and(Features::LOCAL_INVALIDATE_FENCE);
     an_unsignaled_local_operation_completes_only_if_it_fails: needs(Features::BMME);
     rights_that_do_not_go_together_are_refused: needs(Features::BMME);
     a_registered_read_sink_needs_the_rights_of_any_other: needs(Features::BMME);
-    only_the_named_bytes_are_registered: needs(Features::BMME);
     an_address_of_the_programs_choice: needs(Features::BMME);
     pages_are_mapped_in_order: needs(Features::BMME);
     a_list_is_mapped_as_far_as_it_goes: needs(Features::BMME);
@@ -70,23 +66,6 @@ fn a_device_without_it_allows_no_pages(rig: &Rig) {
     let has_it = attributes.features.contains(Features::BMME);
     assert_eq!(attributes.limits.max_fast_reg_page_list_len > 0, has_it);
     assert_eq!(rig.outcome(rig.far.pd.alloc_key(1)).is_ok(), has_it);
-}
-
-// covers 2.20
-fn a_fresh_key_opens_nothing(rig: &Rig) {
-    let fast = rig.far.fast(4096);
-    assert!(!rig.can_write(&rig.rc(), fast.remote(0)));
-    assert!(!rig.can_read(&rig.rc(), fast.remote(0)));
-    assert!(
-        !rig.can_write(&rig.rc(), fast.key.remote(0)),
-        "not at address 0 either"
-    );
-    let send = wr::Send::new(fast.sge(0, 8)).signaled(1);
-    rig.fails(&rig.rc().far, send, WcStatus::LocProtErr);
-    // The refused access does not harm the key.
-    let pair = rig.rc();
-    rig.succeeds(&pair.far, fast.register(OPEN).signaled(1));
-    assert!(rig.can_write(&pair, fast.remote(0)));
 }
 
 // covers 2.21
@@ -162,51 +141,6 @@ fn a_wrong_index_leaves_the_key_free(rig: &Rig) {
     let pair = rig.rc();
     rig.succeeds(&pair.far, fast.register(OPEN).signaled(1));
     assert!(rig.can_read(&pair, fast.remote(0)));
-}
-
-// covers 1.19 2.22
-fn the_low_byte_is_the_programs(rig: &Rig) {
-    let fast = rig.far.fast(4096);
-    let pair = rig.rc();
-    let index = fast.rkey().index();
-    let mut stale = Vec::new();
-    for _ in 0..3 {
-        rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(1));
-        assert_eq!(fast.rkey().index(), index);
-        assert_eq!(
-            fast.lkey().value(),
-            fast.rkey().value(),
-            "both keys take the byte"
-        );
-        assert!(rig.can_write(&pair, fast.remote(0)));
-        stale.push(fast.remote(0));
-        rig.succeeds(&pair.far, fast.invalidate().signaled(3));
-    }
-    rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(4));
-    for old in stale {
-        assert!(!rig.can_write(&rig.rc(), old), "{old:?}");
-    }
-    assert!(rig.can_write(&pair, fast.remote(0)));
-}
-
-// covers 2.23
-fn requests_after_a_registration_may_use_it(rig: &Rig) {
-    let fast = rig.near.fast(8192);
-    let target = rig.far.region(8192, OPEN);
-    let pair = rig.rc();
-    for round in 0..20_u8 {
-        fast.fill(round);
-        let mut batch = Batch::new();
-        if round > 0 {
-            batch.push(fast.invalidate());
-        }
-        batch.push(fast.register_afresh(OPEN));
-        batch.push(wr::Write::new(fast.sge(0, 8192), target.remote(0)).signaled(1));
-        pair.near.post(&mut batch).expect("a batch that is taken");
-        assert_eq!(rig.take(&pair.near.cq, 1)[0].status, WcStatus::Success);
-        rig.settle();
-        assert_eq!(target.bytes(0, 8192), fast.bytes(0, 8192), "round {round}");
-    }
 }
 
 // covers 2.29 1.01
@@ -303,23 +237,6 @@ fn a_registered_read_sink_needs_the_rights_of_any_other(rig: &Rig) {
         rig.succeeds(&pair.near, read);
         assert_eq!(sink.bytes(0, 64), source.bytes(0, 64));
     }
-}
-
-// covers 2.06
-fn only_the_named_bytes_are_registered(rig: &Rig) {
-    let fast = rig.far.fast(4096);
-    let pair = rig.rc();
-    for wrong in [0, 4097] {
-        let request = fast.register(OPEN).length(wrong).signaled(1);
-        let refused = pair.far.post_one(request).expect_err("a refusal");
-        assert!(
-            matches!(refused.reason, PostReason::RegionLength { .. }),
-            "{refused}"
-        );
-    }
-    rig.succeeds(&pair.far, fast.register(OPEN).length(100).signaled(1));
-    assert!(rig.can_write(&pair, fast.remote(92)));
-    assert!(!rig.can_write(&pair, fast.remote(93)));
 }
 
 // covers 2.31

@@ -5,8 +5,6 @@ use conformance::{Fast, Pair, Region, Rig, needs, one_of};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, Batch, Completion, Features, Operations, QpOptions, RKey, WcStatus,
-    capability::BaselineGaps,
-    completion::WcFlags,
     memory::MwType,
     portable::{ReadAndInvalidate, read_sink_access},
     wr,
@@ -16,29 +14,21 @@ const BMME: Features = Features::BMME;
 const FENCED: Features = BMME.union(Features::LOCAL_INVALIDATE_FENCE);
 
 cases! {
-    a_fenced_invalidate_waits_for_the_read: needs(FENCED);
-    a_fenced_invalidate_waits_for_all_reads: needs(FENCED);
     an_unfenced_invalidate_harms_no_memory: needs(BMME);
     a_read_may_be_fenced: needs(FENCED);
     read_and_invalidate_is_one_operation: needs(FENCED);
-    an_invalidated_key_is_free: needs(BMME);
     a_free_key_stays_free: needs(BMME);
     only_a_valid_key_can_be_invalidated: needs(BMME);
     a_region_with_a_window_cannot_be_invalidated: one_of(Features::WINDOW_2).and(BMME);
     the_byte_must_be_the_current_one: needs(BMME);
     read_with_invalidate_frees_the_sink: needs(BMME.union(Features::READ_WITH_INVALIDATE));
-    a_sink_that_cannot_be_invalidated_ends_the_connection:
-        needs(BMME.union(Features::READ_WITH_INVALIDATE));
-    send_with_invalidate_frees_the_key_first: needs(BMME);
     send_with_invalidate_frees_a_window: one_of(Features::WINDOW_2).and(BMME);
-    send_with_invalidate_secures_a_receive_first: needs(BMME);
     only_reliable_connections_send_with_invalidate: needs(BMME);
     a_key_that_does_not_exist_fails_the_receive: needs(BMME);
     a_stale_byte_fails_the_receive: needs(BMME);
     an_ordinary_region_fails_the_receive: needs(BMME);
     a_type_1_window_fails_the_receive: needs(BMME.union(Features::WINDOW_1));
     a_region_with_a_window_fails_the_receive: one_of(Features::WINDOW_2).and(BMME);
-    another_domain_fails_the_receive: needs(BMME);
     a_window_of_another_queue_pair_fails_the_receive: one_of(Features::WINDOW_2).and(BMME);
     a_region_without_remote_rights_fails_the_receive: needs(BMME);
     a_free_key_fails_the_receive: needs(BMME);
@@ -68,54 +58,6 @@ fn statuses(done: &[Completion]) -> Vec<(u64, WcStatus)> {
 
 fn succeeded<const N: usize>(ids: [u64; N]) -> Vec<(u64, WcStatus)> {
     ids.map(|id| (id, WcStatus::Success)).to_vec()
-}
-
-// covers 2.24 2.25
-fn a_fenced_invalidate_waits_for_the_read(rig: &Rig) {
-    let sink = rig.near.fast(8192);
-    let pair = rig.rc();
-    for round in 0..50 {
-        let source = source(rig, round);
-        let mut batch = Batch::new();
-        batch.push(sink.register_afresh(sink_access(rig)));
-        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
-        batch.push(sink.invalidate().fence().signaled(2));
-        pair.near.post(&mut batch).expect("a batch that is taken");
-        assert_eq!(
-            statuses(&rig.take(&pair.near.cq, 2)),
-            succeeded([1, 2]),
-            "round {round}"
-        );
-        assert_eq!(sink.bytes(0, LONG as usize), source.bytes(0, LONG as usize));
-    }
-    let unusable = wr::Send::new(sink.sge(0, 8)).signaled(3);
-    rig.fails(&pair.near, unusable, WcStatus::LocProtErr);
-}
-
-// covers 2.24
-fn a_fenced_invalidate_waits_for_all_reads(rig: &Rig) {
-    let sinks: Vec<_> = (0..6).map(|_| rig.near.fast(8192)).collect();
-    let source = source(rig, 5);
-    let pair = rig.rc();
-    let mut batch = Batch::new();
-    for sink in &sinks {
-        batch.push(sink.register(sink_access(rig)));
-    }
-    for sink in &sinks {
-        batch.push(wr::Read::new(sink.sge(0, LONG), source.remote(0)).signaled(1));
-    }
-    for sink in &sinks {
-        batch.push(sink.invalidate().fence().signaled(2));
-    }
-    pair.near.post(&mut batch).expect("a batch that is taken");
-    let done = rig.take(&pair.near.cq, 12);
-    assert_eq!(
-        statuses(&done),
-        succeeded([1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2])
-    );
-    for sink in &sinks {
-        assert_eq!(sink.bytes(0, LONG as usize), source.bytes(0, LONG as usize));
-    }
 }
 
 // covers 2.24
@@ -225,20 +167,6 @@ fn registered(rig: &Rig, pair: &Pair) -> Fast {
     let fast = rig.far.fast(4096);
     rig.succeeds(&pair.far, fast.register(OPEN | Access::MW_BIND).signaled(1));
     fast
-}
-
-// covers 2.26
-fn an_invalidated_key_is_free(rig: &Rig) {
-    let pair = rig.rc();
-    let fast = registered(rig, &pair);
-    assert!(rig.can_write(&pair, fast.remote(0)));
-    rig.succeeds(&pair.far, fast.invalidate().signaled(2));
-    assert!(!rig.can_write(&rig.rc(), fast.remote(0)));
-    assert!(!rig.can_read(&rig.rc(), fast.remote(0)));
-    let local = wr::Send::new(fast.sge(0, 8)).signaled(3);
-    rig.fails(&rig.rc().far, local, WcStatus::LocProtErr);
-    rig.succeeds(&pair.far, fast.register(OPEN).signaled(4));
-    assert!(rig.can_write(&pair, fast.remote(0)));
 }
 
 // covers 2.26
@@ -353,20 +281,6 @@ fn read_with_invalidate_frees_the_sink(rig: &Rig) {
     rig.fails(&rig.rc().near, unusable, WcStatus::LocProtErr);
 }
 
-// covers 2.62
-fn a_sink_that_cannot_be_invalidated_ends_the_connection(rig: &Rig) {
-    let source = source(rig, 6);
-    let ordinary = rig.near.region(64, sink_access(rig));
-    let pair = rig.rc();
-    let read = wr::ReadWithInvalidate::new(ordinary.sge(0, 64), source.remote(0)).signaled(1);
-    let status = rig.run(&pair.near, read);
-    assert!(
-        !status.is_success(),
-        "an ordinary region cannot be invalidated"
-    );
-    assert_eq!(pair.near.state(), QpState::Err);
-}
-
 /// Where a far queue pair receives messages.
 fn landing(rig: &Rig) -> Region {
     rig.far.region(4096, Access::LOCAL_WRITE)
@@ -379,31 +293,6 @@ fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Completion {
     let send = wr::SendWithInvalidate::new(&MESSAGE, key).signaled(77);
     pair.near.post_one(send).expect("a send");
     rig.take(&pair.far.cq, 1).remove(0)
-}
-
-// covers 2.63 1.01
-fn send_with_invalidate_frees_the_key_first(rig: &Rig) {
-    let landing = landing(rig);
-    let pair = rig.rc();
-    let fast = registered(rig, &pair);
-    for round in 0..50 {
-        pair.far.receive(&landing, 64, 64);
-        let key = fast.rkey();
-        let got = send_invalidating(rig, &pair, key);
-        assert_eq!((got.wr_id, got.status), (64, WcStatus::Success));
-        assert_eq!(got.byte_len as usize, MESSAGE.len());
-        assert_eq!(got.wc_flags, WcFlags::WITH_INV);
-        assert_eq!((got.invalidated_rkey(), got.immediate()), (Some(key), None));
-        assert_eq!(landing.bytes(64, MESSAGE.len()), MESSAGE);
-        // The key is free when the receive has completed: it can be registered at once.
-        rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(round));
-        assert_eq!(statuses(&rig.take(&pair.near.cq, 1)), succeeded([77]));
-    }
-    let key = fast.remote(0);
-    pair.far.receive(&landing, 64, 64);
-    send_invalidating(rig, &pair, key.rkey);
-    rig.take(&pair.near.cq, 1);
-    assert!(!rig.can_write(&pair, key));
 }
 
 // covers 2.63 2.50
@@ -424,39 +313,6 @@ fn send_with_invalidate_frees_a_window(rig: &Rig) {
     let bind = wr::BindWindow::new(&window, &fast.key, fast.pages.address(), 64);
     rig.succeeds(&other.far, bind.access(Access::REMOTE_WRITE).signaled(1));
     assert!(rig.can_write(&pair, fast.remote(0)));
-}
-
-// covers 2.63
-fn send_with_invalidate_secures_a_receive_first(rig: &Rig) {
-    let landing = landing(rig);
-    let pair = rig.rc();
-    let other = rig.rc();
-    let fast = registered(rig, &other);
-    let send = wr::SendWithInvalidate::new(&MESSAGE, fast.rkey()).signaled(1);
-    pair.near.post_one(send).expect("a send");
-    rig.settle();
-    assert!(
-        rig.can_write(&other, fast.remote(0)),
-        "no receive: the key is not touched"
-    );
-    if rig.has_gap(BaselineGaps::NO_RNR_RETRY) {
-        assert_eq!(
-            pair.far.state(),
-            QpState::Err,
-            "the transport does not wait"
-        );
-        return;
-    }
-    pair.far.receive(&landing, 0, 64);
-    let got = rig.take(&pair.far.cq, 1).remove(0);
-    assert_eq!(
-        (got.status, got.invalidated_rkey()),
-        (WcStatus::Success, Some(fast.rkey()))
-    );
-    assert_eq!(landing.bytes(0, MESSAGE.len()), MESSAGE);
-    assert_eq!(statuses(&rig.take(&pair.near.cq, 1)), succeeded([1]));
-    rig.nothing_on(&pair.far.cq);
-    assert!(!rig.can_write(&other, fast.remote(0)));
 }
 
 // covers 2.63
@@ -545,21 +401,6 @@ fn a_region_with_a_window_fails_the_receive(rig: &Rig) {
     receive_fails(rig, &rig.rc(), fast.rkey());
     let remote = verbs_api::RemoteAddress::new(fast.pages.address(), key);
     assert!(rig.can_write(&pair, remote) && rig.can_write(&pair, fast.remote(0)));
-}
-
-// covers 2.64
-fn another_domain_fails_the_receive(rig: &Rig) {
-    let pair = rig.rc();
-    let fast = registered(rig, &pair);
-    let pd = rig.far.other_pd();
-    // The memory of the receive belongs to the queue pair's own domain.
-    let access = verbs_api::MrOptions::new(Access::LOCAL_WRITE);
-    let landing = rig.far.region_with(&pd, 4096, access);
-    let stranger = rig.rc_in(&pd);
-    stranger.far.receive(&landing, 64, 64);
-    let got = send_invalidating(rig, &stranger, fast.rkey());
-    assert_eq!(got.status, WcStatus::RemInvReqErr);
-    assert!(rig.can_write(&pair, fast.remote(0)), "it is valid still");
 }
 
 // covers 2.64 2.51 2.43

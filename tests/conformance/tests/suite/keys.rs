@@ -1,4 +1,4 @@
-//! Keys, ordinary regions, zero-based addresses, sinks of reads: FEATURES 2.02 to 2.15, 2.60, 2.61,
+//! Keys, ordinary regions, zero-based addresses, sinks of reads: FEATURES 2.03 to 2.15, 2.60, 2.61,
 //! 2.66 to 2.69.
 
 use std::time::Duration;
@@ -8,8 +8,8 @@ use crate::support::forged;
 use conformance::{ANY_DEVICE, Pair, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, Batch, DestroyError, ErrorKind, Features, MrOptions, PathOptions, RKey, RemoteAddress,
-    SrqOptions, WcStatus,
+    Access, Batch, ErrorKind, Features, MrOptions, PathOptions, RKey, RemoteAddress, SrqOptions,
+    WcStatus,
     capability::BaselineGaps,
     event::EventType,
     ids::LKey,
@@ -19,11 +19,9 @@ use verbs_api::{
 };
 
 cases! {
-    a_region_without_remote_rights_has_key_0: ANY_DEVICE;
     a_dead_key_stays_dead: ANY_DEVICE;
     rights_that_do_not_go_together_are_refused: ANY_DEVICE;
     every_right_is_asked_for: ANY_DEVICE;
-    every_kind_of_flush_is_asked_for: needs(Features::FLUSH);
     an_access_stays_inside_the_region: ANY_DEVICE;
     an_address_near_the_top_does_not_wrap: ANY_DEVICE;
     a_region_serves_its_domain: ANY_DEVICE;
@@ -38,7 +36,6 @@ cases! {
     a_message_beyond_the_limit_is_refused: ANY_DEVICE;
     inline_bytes_are_copied_while_posting: ANY_DEVICE;
     deregistering_while_a_peer_reads: ANY_DEVICE;
-    a_region_is_changed: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
     a_refused_change_leaves_the_region: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
     a_sink_needs_what_the_transport_says: ANY_DEVICE;
     a_private_sink_is_filled_or_refused_at_once: ANY_DEVICE;
@@ -46,29 +43,12 @@ cases! {
     a_sink_is_open_to_its_peer_where_it_must_be: ANY_DEVICE;
     a_zero_based_region_counts_from_its_first_byte: needs(Features::ZBVA);
     a_zero_based_region_keeps_its_offset_in_the_page: needs(Features::ZBVA);
-    a_zero_based_fast_registration_keeps_its_offset: needs(Features::ZBVA.union(Features::BMME));
 }
 
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 const NO_KEY: RKey = RKey::new(0xdead_beef);
-
-// covers 2.02 7.88
-fn a_region_without_remote_rights_has_key_0(rig: &Rig) {
-    let region = rig.far.region(4096, Access::LOCAL_WRITE);
-    assert_eq!(region.mr.rkey(), RKey::new(0));
-    assert_eq!(region.remote(0).rkey, RKey::new(0));
-    for addr in [region.mr.iova(), 0] {
-        let remote = RemoteAddress::new(addr, RKey::new(0));
-        assert!(!rig.can_read(&rig.rc(), remote));
-        assert!(!rig.can_write(&rig.rc(), remote));
-    }
-    // A peer that guesses the local key gets no access either.
-    let guessed = RemoteAddress::new(region.mr.iova(), RKey::new(region.mr.lkey().value()));
-    assert!(!rig.can_read(&rig.rc(), guessed));
-    assert!(!rig.can_write(&rig.rc(), guessed));
-}
 
 // covers 2.03
 fn a_dead_key_stays_dead(rig: &Rig) {
@@ -134,22 +114,6 @@ fn every_right_is_asked_for(rig: &Rig) {
     assert!(rig.can_add(&rig.rc(), atomic_only.remote(0)));
     assert!(!rig.can_read(&rig.rc(), atomic_only.remote(0)));
     assert!(!rig.can_write(&rig.rc(), atomic_only.remote(0)));
-}
-
-// covers 2.05
-fn every_kind_of_flush_is_asked_for(rig: &Rig) {
-    let both = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
-    let pair = || {
-        let options = PathOptions::new().access((OPEN - Access::LOCAL_WRITE) | both);
-        rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
-    };
-    let flush = |remote, placement| wr::Flush::new(remote, 8, placement).signaled(1);
-    let global = rig.far.region(64, Access::FLUSH_GLOBAL);
-    assert!(rig.is_granted(&pair(), flush(global.remote(0), Access::FLUSH_GLOBAL)));
-    assert!(!rig.is_granted(&pair(), flush(global.remote(0), Access::FLUSH_PERSISTENT)));
-    assert!(!rig.is_granted(&pair(), flush(global.remote(0), both)));
-    let all = rig.far.region(64, both);
-    assert!(rig.is_granted(&pair(), flush(all.remote(0), both)));
 }
 
 // covers 2.06
@@ -571,46 +535,6 @@ fn deregistering_while_a_peer_reads(rig: &Rig) {
 }
 
 // covers 2.15
-fn a_region_is_changed(rig: &Rig) {
-    let region = rig.far.region(4096, OPEN);
-    let before = region.remote(0);
-    rig.finish(
-        region
-            .mr
-            .rereg(MrReregister::new().access(Access::REMOTE_READ)),
-    );
-    assert!(rig.can_read(&rig.rc(), region.remote(0)));
-    assert!(!rig.can_write(&rig.rc(), region.remote(0)));
-    if before.rkey != region.mr.rkey() {
-        assert!(!rig.can_read(&rig.rc(), before), "the old key");
-    }
-
-    let other = rig.far.other_pd();
-    rig.finish(region.mr.rereg(MrReregister::new().pd(&other)));
-    assert!(!rig.can_read(&rig.rc(), region.remote(0)));
-    assert!(rig.can_read(&rig.rc_in(&other), region.remote(0)));
-    assert!(matches!(
-        rig.outcome(other.clone().destroy()),
-        Err(DestroyError::Busy { .. })
-    ));
-
-    let memory = verbs_api::Memory::zeroed(8192).expect("memory");
-    memory.write(8184, b"the end.").expect("inside");
-    rig.finish(
-        region
-            .mr
-            .rereg(MrReregister::new().memory(&memory).pd(&rig.far.pd)),
-    );
-    assert_eq!(
-        (region.mr.len(), region.mr.iova()),
-        (8192, memory.address())
-    );
-    assert!(rig.can_read(&rig.rc(), region.remote(8184)));
-    assert_eq!(rig.scratch.bytes(0x8000, 8), b"the end.");
-    rig.finish_destroy(other.destroy());
-}
-
-// covers 2.15
 fn a_refused_change_leaves_the_region(rig: &Rig) {
     let region = rig.far.region(4096, OPEN);
     for wrong in [
@@ -836,30 +760,4 @@ fn a_zero_based_region_keeps_its_offset_in_the_page(rig: &Rig) {
     assert_eq!(rig.scratch.bytes(0x8000, 5), b"first");
     assert!(rig.can_read_octets(&pair, mr.remote(999), 1));
     assert!(!rig.can_read_octets(&pair, mr.remote(1000), 1));
-}
-
-// covers 2.67 2.66
-fn a_zero_based_fast_registration_keeps_its_offset(rig: &Rig) {
-    let memory = verbs_api::Memory::zeroed(4 * 4096).expect("memory");
-    let ranges = [
-        memory.range(4096 + 123, 4096 - 123).expect("inside"),
-        memory.range(3 * 4096, 500).expect("inside"),
-    ];
-    let list = verbs_api::PageList::map(&ranges, 4096, 2)
-        .expect("a list")
-        .list;
-    let key = rig.finish(rig.far.pd.alloc_key(2));
-    let pair = rig.rc();
-    let register = verbs_api::wr::FastRegister::new(&key, &list)
-        .access(OPEN | Access::ZERO_BASED)
-        .iova(0)
-        .signaled(1);
-    rig.succeeds(&pair.far, register);
-    rig.scratch.fill(6);
-    assert!(rig.can_write_octets(&pair, key.remote(0), 4473));
-    let wanted = rig.scratch.bytes(0, 4473);
-    let got = |at, length| memory.to_vec(at, length).expect("inside");
-    assert_eq!(got(4096 + 123, 3973), wanted[..3973]);
-    assert_eq!(got(3 * 4096, 500), wanted[3973..]);
-    assert!(!rig.can_write_octets(&pair, key.remote(4473), 1));
 }

@@ -6,7 +6,7 @@ use crate::cases;
 use conformance::{Region, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
-    Access, DestroyError, Features, PathOptions, WcStatus,
+    Access, Features, PathOptions, WcStatus,
     capability::BaselineGaps,
     ids::{Gid, Qpn},
     wr::{self, ReceiveRequest, UdDestination},
@@ -15,9 +15,6 @@ use verbs_api::{
 use crate::support::{QKEY, go_to, poll};
 
 cases! {
-    only_datagrams_join_and_only_groups_are_joined:
-        needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
-    a_queue_pair_in_a_group_stays: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     each_member_gets_a_copy_of_its_own: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     each_member_is_checked_for_itself: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     a_group_of_ipv4_has_two_names: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
@@ -65,46 +62,6 @@ fn sender(rig: &Rig, of_far: &Side, group: Gid) -> (Side, UdDestination) {
         remote_qkey: QKEY,
     };
     (sender, to)
-}
-
-// covers 4.44
-fn only_datagrams_join_and_only_groups_are_joined(rig: &Rig) {
-    let pair = rig.rc();
-    assert!(
-        rig.outcome(pair.far.attach_multicast(group(rig, 0xff)))
-            .is_err()
-    );
-    let side = rig.far.side(QpType::Ud);
-    assert!(
-        rig.outcome(side.attach_multicast(group(rig, 0xfe)))
-            .is_err()
-    );
-    assert!(
-        rig.outcome(side.detach_multicast(group(rig, 0xff)))
-            .is_err()
-    );
-    rig.finish(side.attach_multicast(group(rig, 0xff)));
-    assert!(
-        rig.outcome(side.attach_multicast(group(rig, 0xff)))
-            .is_err(),
-        "in it already"
-    );
-    rig.finish(side.detach_multicast(group(rig, 0xff)));
-    assert!(
-        rig.outcome(side.detach_multicast(group(rig, 0xff)))
-            .is_err()
-    );
-}
-
-// covers 4.44
-fn a_queue_pair_in_a_group_stays(rig: &Rig) {
-    let (side, _landing) = member(rig, QKEY, 0);
-    let Err(DestroyError::Busy { object, held_by }) = rig.outcome(side.qp.destroy()) else {
-        panic!("destroyed while it was in a group");
-    };
-    assert_eq!(held_by.len(), 1);
-    rig.finish(object.detach_multicast(group(rig, 0xff)));
-    rig.finish_destroy(object.destroy());
 }
 
 // covers 4.45 6.23

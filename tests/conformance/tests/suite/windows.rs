@@ -18,10 +18,6 @@ const TYPE_2: Features = Features::WINDOW_2;
 cases! {
     a_type_1_window_is_bound_rebound_and_unbound: needs(TYPE_1);
     a_type_1_window_cannot_be_zero_based: needs(TYPE_1.union(Features::ZBVA));
-    a_type_1_window_serves_its_domain: needs(TYPE_1);
-    a_type_2_window_must_be_free_to_be_bound: one_of(TYPE_2);
-    a_type_2_window_cannot_be_bound_to_nothing: one_of(TYPE_2);
-    a_type_2_window_serves_one_queue_pair: one_of(TYPE_2);
     a_device_has_one_kind_of_type_2_windows: ANY_DEVICE;
     a_bind_asks_for_one_domain: one_of(TYPE_2);
     a_bind_asks_for_the_key_of_the_region: one_of(TYPE_2);
@@ -41,11 +37,6 @@ cases! {
     an_invalidated_window_is_free: one_of(TYPE_2).and(Features::BMME);
     a_type_1_window_cannot_be_invalidated: needs(TYPE_1.union(Features::BMME));
     only_its_queue_pair_invalidates_a_window: one_of(TYPE_2).and(Features::BMME);
-    a_window_keeps_its_own_bounds: one_of(TYPE_2);
-    a_type_1_window_keeps_its_own_bounds: needs(TYPE_1);
-    a_window_grants_its_own_rights: one_of(TYPE_2);
-    a_stale_byte_opens_no_window: one_of(TYPE_2);
-    a_zero_based_window_counts_from_its_first_byte: one_of(TYPE_2).and(Features::ZBVA);
     a_window_dies_with_its_queue_pair: one_of(TYPE_2);
     a_window_is_free_when_its_queue_pair_was_reset: one_of(TYPE_2);
     a_bound_window_can_be_given_back: one_of(TYPE_2);
@@ -144,71 +135,6 @@ fn a_type_1_window_cannot_be_zero_based(rig: &Rig) {
         assert_eq!(rig.take(&pair.far.cq, 1)[0].status, WcStatus::MwBindErr);
     }
     assert!(!rig.can_write(&rig.rc(), RemoteAddress::new(0, mw.rkey())));
-}
-
-// covers 2.41
-fn a_type_1_window_serves_its_domain(rig: &Rig) {
-    let host = host(rig);
-    let (binder, _mw, key) = bound(rig, MwType::Type1, &host);
-    assert!(rig.can_write(&binder, at(&host, 0, key)));
-    assert!(
-        rig.can_write(&rig.rc(), at(&host, 0, key)),
-        "another queue pair of the domain"
-    );
-    let stranger = rig.rc_in(&rig.far.other_pd());
-    assert!(
-        !rig.can_write(&stranger, at(&host, 0, key)),
-        "another domain"
-    );
-}
-
-// covers 2.42 2.46
-fn a_type_2_window_must_be_free_to_be_bound(rig: &Rig) {
-    let host = host(rig);
-    let mw = rig.far.window(MwType::Type2);
-    assert!(
-        !rig.can_write(&rig.rc(), at(&host, 0, mw.rkey())),
-        "free at first"
-    );
-
-    let pair = rig.rc();
-    bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
-    rig.fails(&pair.far, bind_of(&mw, &host, 0, 64), WcStatus::MwBindErr);
-    rig.finish_destroy(mw.destroy());
-}
-
-// covers 2.42
-fn a_type_2_window_cannot_be_bound_to_nothing(rig: &Rig) {
-    let host = host(rig);
-    let mw = rig.far.window(MwType::Type2);
-    rig.fails(
-        &rig.rc().far,
-        bind_of(&mw, &host, 0, 0),
-        WcStatus::MwBindErr,
-    );
-    let unbind = wr::BindWindow::unbind(&mw).signaled(1);
-    rig.fails(&rig.rc().far, unbind, WcStatus::MwBindErr);
-    // The window is still free.
-    let pair = rig.rc();
-    bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
-    rig.finish_destroy(mw.destroy());
-}
-
-// covers 2.43
-fn a_type_2_window_serves_one_queue_pair(rig: &Rig) {
-    let host = host(rig);
-    let (binder, _mw, key) = bound(rig, MwType::Type2, &host);
-    assert!(
-        !rig.can_write(&rig.rc(), at(&host, 0, key)),
-        "another queue pair of the domain"
-    );
-    let stranger = rig.rc_in(&rig.far.other_pd());
-    assert!(
-        !rig.can_read(&stranger, at(&host, 0, key)),
-        "another domain"
-    );
-    assert!(rig.can_write(&binder, at(&host, 0, key)));
-    assert!(rig.can_read(&binder, at(&host, 0, key)));
 }
 
 // covers 2.43 1.05
@@ -564,116 +490,6 @@ fn only_its_queue_pair_invalidates_a_window(rig: &Rig) {
 
     rig.succeeds(&pair.far, wr::LocalInvalidate::new(mw.rkey()).signaled(2));
     assert!(!rig.can_write(&pair, at(&host, 0, key)));
-}
-
-fn keeps_its_bounds(rig: &Rig, mw_type: MwType) {
-    let host = host(rig);
-    host.fill(1);
-    rig.scratch.fill(2);
-    let before = host.bytes(0, 4096);
-    let window = |pair: &Pair| {
-        let mw = rig.far.window(mw_type);
-        let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 100, 100));
-        (mw, key)
-    };
-    for (offset, length) in [(99, 1), (200, 1), (99, 8), (193, 8), (0, 4096), (100, 101)] {
-        let pair = rig.rc();
-        let (_mw, key) = window(&pair);
-        let remote = at(&host, offset, key);
-        assert!(
-            !rig.can_write_octets(&pair, remote, length),
-            "write {length} at {offset}"
-        );
-        let pair = rig.rc();
-        let (_mw, key) = window(&pair);
-        let remote = at(&host, offset, key);
-        assert!(
-            !rig.can_read_octets(&pair, remote, length),
-            "read {length} at {offset}"
-        );
-    }
-    assert_eq!(host.bytes(0, 4096), before, "nothing was touched");
-    let pair = rig.rc();
-    let (_mw, key) = window(&pair);
-    for (offset, length) in [(100, 100), (100, 1), (199, 1)] {
-        assert!(rig.can_write_octets(&pair, at(&host, offset, key), length));
-        assert!(rig.can_read_octets(&pair, at(&host, offset, key), length));
-    }
-    assert_eq!(host.bytes(0, 100), before[..100]);
-    assert_eq!(host.bytes(200, 3896), before[200..]);
-}
-
-// covers 2.52
-fn a_window_keeps_its_own_bounds(rig: &Rig) {
-    keeps_its_bounds(rig, MwType::Type2);
-}
-
-// covers 2.52
-fn a_type_1_window_keeps_its_own_bounds(rig: &Rig) {
-    keeps_its_bounds(rig, MwType::Type1);
-}
-
-// covers 2.52 2.05
-fn a_window_grants_its_own_rights(rig: &Rig) {
-    let all = Access::LOCAL_WRITE | Access::MW_BIND | READ_WRITE | Access::REMOTE_ATOMIC;
-    let host = rig.far.region(4096, all);
-    let opened = |access| {
-        let pair = rig.rc();
-        let mw = rig.far.window(MwType::Type2);
-        let key = bind(
-            rig,
-            &pair.far,
-            &mw,
-            bind_of(&mw, &host, 0, 64).access(access),
-        );
-        (pair, mw, at(&host, 0, key))
-    };
-    let rights = [
-        Access::REMOTE_READ,
-        Access::REMOTE_WRITE,
-        Access::REMOTE_ATOMIC,
-    ];
-    for granted in rights {
-        let can = |wanted| granted == wanted;
-        let (pair, _mw, remote) = opened(granted);
-        assert_eq!(rig.can_read(&pair, remote), can(Access::REMOTE_READ));
-        let (pair, _mw, remote) = opened(granted);
-        assert_eq!(rig.can_write(&pair, remote), can(Access::REMOTE_WRITE));
-        if !rig.has_gap(BaselineGaps::NO_ATOMICS) {
-            let (pair, _mw, remote) = opened(granted);
-            assert_eq!(rig.can_add(&pair, remote), can(Access::REMOTE_ATOMIC));
-        }
-    }
-}
-
-// covers 2.52
-fn a_stale_byte_opens_no_window(rig: &Rig) {
-    let host = host(rig);
-    let (pair, _mw, key) = bound(rig, MwType::Type2, &host);
-    assert!(rig.can_write(&pair, at(&host, 0, key)));
-    assert!(!rig.can_write(
-        &pair,
-        at(&host, 0, key.with_key_byte(key.key_byte() ^ 0x80))
-    ));
-}
-
-// covers 2.53
-fn a_zero_based_window_counts_from_its_first_byte(rig: &Rig) {
-    let host = host(rig);
-    let pair = rig.rc();
-    let mw = rig.far.window(MwType::Type2);
-    let request = bind_of(&mw, &host, 100, 50).access(READ_WRITE | Access::ZERO_BASED);
-    let key = bind(rig, &pair.far, &mw, request);
-    rig.scratch.fill(5);
-    assert!(rig.can_write(&pair, RemoteAddress::new(0, key)));
-    assert!(rig.can_write(&pair, RemoteAddress::new(42, key)));
-    assert_eq!(host.bytes(100, 8), rig.scratch.bytes(0, 8));
-    assert_eq!(host.bytes(142, 8), rig.scratch.bytes(0, 8));
-    assert_eq!(host.bytes(0, 100), [0; 100]);
-    assert!(
-        !rig.can_write(&pair, RemoteAddress::new(43, key)),
-        "one byte too far"
-    );
 }
 
 // covers 2.54
