@@ -136,10 +136,10 @@ fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
             let pair = rig.rc()?;
             let mw = rig.far.window(mw_type)?;
             let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 100, 100))?;
-            let (data, remote) = (rig.scratch.sge(0, length)?, at(&host, offset, key));
+            let remote = at(&host, offset, key);
             let found = match what {
-                "write" => rig.is_granted(&pair, wr::Write::new(data, remote))?,
-                _ => rig.is_granted(&pair, wr::Read::new(data, remote))?,
+                "write" => rig.can_write_bytes(&pair, remote, length)?,
+                _ => rig.can_read_bytes(&pair, remote, length)?,
             };
             ensure_eq!(
                 found,
