@@ -16,27 +16,49 @@ const OPEN: Access = Access::LOCAL_WRITE
 
 // covers 2.06
 pub(crate) fn bounds(rig: &Rig) -> Outcome {
-    let desk = rig.far.region(4096, OPEN)?;
-    let first = desk.mr.iova();
-    for (addr, granted) in [
-        (first, true),
-        (first + 4088, true),
-        (first - 1, false),
-        (first + 4089, false),
-        (first + 4096, false),
-        (u64::MAX - 3, false),
-        (0, false),
+    // The second of three pages is registered, and the memory around it must not change.
+    let all = rig.far.region(3 * 4096, Access::LOCAL_WRITE)?;
+    all.fill(1)?;
+    let before = all.bytes(0, 3 * 4096)?;
+    let page = all.memory.range(4096, 4096)?;
+    let mr = rig.finish(rig.far.pd.register(page, OPEN))?;
+    let first = mr.iova();
+    for (addr, length, granted) in [
+        (first - 1, 1, false),
+        (first - 1, 8, false),
+        (first - 8, 9, false),
+        (first + 4089, 8, false),
+        (first + 4095, 2, false),
+        (first + 4096, 1, false),
+        (first + 4096, 8, false),
+        (first, 4097, false),
+        (0, 8, false),
+        (u64::MAX, 1, false),
+        (u64::MAX - 3, 8, false),
+        (u64::MAX - 7, 8, false),
+        (first, 4096, true),
+        (first, 1, true),
+        (first + 4088, 8, true),
+        (first + 4095, 1, true),
     ] {
-        let remote = RemoteAddress::new(addr, desk.mr.rkey());
+        let remote = RemoteAddress::new(addr, mr.rkey());
         let found = (
-            rig.can_write(&rig.rc()?, remote)?,
-            rig.can_read(&rig.rc()?, remote)?,
+            rig.can_write_bytes(&rig.rc()?, remote, length)?,
+            rig.can_read_bytes(&rig.rc()?, remote, length)?,
         );
         let offset = addr.wrapping_sub(first) as i64;
         ensure_eq!(
             found,
             (granted, granted),
-            "whether a peer writes and reads 8 bytes from byte {offset} of 4096"
+            "whether a peer writes and reads {length} bytes from byte {offset} of 4096"
+        );
+        // InfiniBand checks a message before it writes the first byte, iWARP each segment.
+        let may_change = granted || !rig.acknowledges();
+        let kept = if may_change { 8192 } else { 4096 };
+        let after = all.bytes(0, 3 * 4096)?;
+        ensure!(
+            after[..4096] == before[..4096] && after[kept..] == before[kept..],
+            "bytes outside the region changed with {length} bytes from byte {offset} of 4096"
         );
     }
     Ok(())

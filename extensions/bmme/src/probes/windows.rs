@@ -213,7 +213,7 @@ pub(super) fn type_2_life(rig: &Rig) -> Outcome {
     rig.finish_destroy(mw.destroy())
 }
 
-// covers 2.44 2.05
+// covers 2.04 2.05 2.44
 pub(super) fn type_2_rights(rig: &Rig) -> Outcome {
     let host = host(rig)?;
     let all = Access::LOCAL_WRITE | Access::MW_BIND | READ_WRITE | Access::REMOTE_ATOMIC;
@@ -245,15 +245,55 @@ pub(super) fn type_2_rights(rig: &Rig) -> Outcome {
             );
         }
     }
-    let plain = rig.far.region(64, Access::LOCAL_WRITE)?;
+    rights_of_region(rig, &host)
+}
+
+// A bind needs the right to bind from its region, and local write where the window lets peers change the memory. It needs no
+// right for peers, and the region's own key stays closed.
+fn rights_of_region(rig: &Rig, host: &Region) -> Outcome {
     let mw = rig.far.window(MwType::Type2)?;
-    let unasked = bind_of(&mw, &plain, 0, 64);
+    let closed = rig.far.region(64, Access::LOCAL_WRITE | READ_WRITE)?;
+    let unasked = bind_of(&mw, &closed, 0, 64);
     rig.fails(&rig.rc()?.far, unasked, NOT_BOUND)?;
     let read_only = rig.far.region(64, Access::MW_BIND)?;
-    let beyond = bind_of(&mw, &read_only, 0, 64);
-    rig.fails(&rig.rc()?.far, beyond, NOT_BOUND)?;
-    let outside = bind_of(&mw, &host, 4090, 64);
-    rig.fails(&rig.rc()?.far, outside, NOT_BOUND)
+    for changes in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let beyond = bind_of(&mw, &read_only, 0, 64).access(changes);
+        rig.fails(&rig.rc()?.far, beyond, NOT_BOUND)?;
+    }
+    let outside = bind_of(&mw, host, 4090, 64);
+    rig.fails(&rig.rc()?.far, outside, NOT_BOUND)?;
+    // The window is still free.
+    let pair = rig.rc()?;
+    let request = bind_of(&mw, &read_only, 0, 64).access(Access::REMOTE_READ);
+    let key = bind(rig, &pair.far, &mw, request)?;
+    ensure!(
+        rig.can_read(&pair, at(&read_only, 0, key))?,
+        "a window does not open a region that it may read"
+    );
+    rig.finish_destroy(mw.destroy())?;
+
+    ensure_eq!(
+        host.mr.rkey(),
+        RKey::new(0),
+        "the key for peers of a region without rights for them"
+    );
+    let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
+    rig.scratch.fill(7)?;
+    ensure!(
+        rig.can_write(&pair, at(host, 16, key))?,
+        "a window does not open a region without rights for peers"
+    );
+    ensure_eq!(
+        host.bytes(16, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "what a peer wrote through a window"
+    );
+    let own_key = RKey::new(host.mr.lkey().value());
+    ensure!(
+        !rig.can_write(&pair, at(host, 16, own_key))?,
+        "a peer wrote through the region's own key"
+    );
+    Ok(())
 }
 
 // covers 2.43
@@ -296,26 +336,39 @@ pub(super) fn type_2_key(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// covers 2.51 2.50
+// covers 2.50 2.51 2.63
 pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
     let host = host(rig)?;
-    let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
+    let (pair, mw, key) = bound(rig, MwType::Type2, &host)?;
     rig.fails(&rig.rc()?.far, wr::LocalInvalidate::new(key), REFUSED)?;
     ensure!(
         rig.can_write(&pair, at(&host, 0, key))?,
         "a window was invalidated through another queue pair"
     );
     rig.succeeds(&pair.far, wr::LocalInvalidate::new(key))?;
+    is_free(rig, &mw, &host)?;
     ensure!(
         !rig.can_write(&pair, at(&host, 0, key))?,
         "a peer wrote through an invalidated window"
     );
-    by_message(rig, &host)
+    by_message(rig, &host)?;
+    rig.finish_destroy(host.mr.deregister())
+}
+
+// Another queue pair can bind a window that is free.
+fn is_free(rig: &Rig, mw: &Mw, host: &Region) -> Outcome {
+    let other = rig.rc()?;
+    let key = bind(rig, &other.far, mw, bind_of(mw, host, 0, 64))?;
+    ensure!(
+        rig.can_write(&other, at(host, 0, key))?,
+        "a window that was invalidated cannot be bound again"
+    );
+    rig.succeeds(&other.far, wr::LocalInvalidate::new(key))
 }
 
 // A window of type 2 that a message of the peer invalidates is freed too.
 fn by_message(rig: &Rig, host: &Region) -> Outcome {
-    let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
+    let (pair, mw, key) = bound(rig, MwType::Type2, host)?;
     let got = send_invalidating(rig, &pair, key)?;
     ensure_eq!(got.status, WcStatus::Success, "the receive");
     ensure_eq!(got.invalidated_rkey(), Some(key), "the key that it tells");
@@ -324,7 +377,7 @@ fn by_message(rig: &Rig, host: &Region) -> Outcome {
         !rig.can_write(&pair, at(host, 0, key))?,
         "a peer wrote through a window that its own message invalidated"
     );
-    Ok(())
+    is_free(rig, &mw, host)
 }
 
 // covers 2.27 2.13

@@ -22,7 +22,6 @@ cases! {
     a_region_with_a_window_cannot_be_invalidated: one_of(Features::WINDOW_2).and(BMME);
     the_byte_must_be_the_current_one: needs(BMME);
     read_with_invalidate_frees_the_sink: needs(BMME.union(Features::READ_WITH_INVALIDATE));
-    send_with_invalidate_frees_a_window: one_of(Features::WINDOW_2).and(BMME);
     only_reliable_connections_send_with_invalidate: needs(BMME);
     a_key_that_does_not_exist_fails_the_receive: needs(BMME);
     a_stale_byte_fails_the_receive: needs(BMME);
@@ -297,34 +296,6 @@ fn landing(rig: &Rig) -> Result<Region, Evidence> {
 }
 
 const MESSAGE: [u8; 16] = *b"the key is yours";
-
-/// Sends a message that invalidates `key`, and returns the far completion.
-fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Result<Completion, Evidence> {
-    let send = wr::SendWithInvalidate::new(&MESSAGE, key).signaled(77);
-    pair.near.post_one(send).expect("a send");
-    Ok(rig.take(&pair.far.cq, 1)?.remove(0))
-}
-
-// covers 2.63 2.50
-fn send_with_invalidate_frees_a_window(rig: &Rig) -> Outcome {
-    let landing = landing(rig)?;
-    let pair = rig.rc()?;
-    let fast = registered(rig, &pair)?;
-    let (window, key) = window_on(rig, &pair, &fast)?;
-    pair.far.receive(&landing, 0, 64)?;
-    let got = send_invalidating(rig, &pair, key)?;
-    assert_eq!(
-        (got.status, got.invalidated_rkey()),
-        (WcStatus::Success, Some(key))
-    );
-    rig.take(&pair.near.cq, 1)?;
-    // The window is free and no longer bound to the queue pair; the region is not affected.
-    let other = rig.rc()?;
-    let bind = wr::BindWindow::new(&window, &fast.key, fast.pages.address(), 64);
-    rig.succeeds(&other.far, bind.access(Access::REMOTE_WRITE).signaled(1))?;
-    assert!(rig.can_write(&pair, fast.remote(0))?);
-    Ok(())
-}
 
 // covers 2.63
 fn only_reliable_connections_send_with_invalidate(rig: &Rig) -> Outcome {

@@ -22,7 +22,6 @@ cases! {
     a_dead_key_stays_dead: ANY_DEVICE;
     rights_that_do_not_go_together_are_refused: ANY_DEVICE;
     every_right_is_asked_for: ANY_DEVICE;
-    an_access_stays_inside_the_region: ANY_DEVICE;
     an_address_near_the_top_does_not_wrap: ANY_DEVICE;
     a_region_serves_its_domain: ANY_DEVICE;
     a_shared_receive_belongs_to_the_queues_domain: needs(Features::SRQ);
@@ -41,7 +40,6 @@ cases! {
     a_private_sink_is_filled_or_refused_at_once: ANY_DEVICE;
     a_read_has_up_to_the_reported_number_of_sinks: ANY_DEVICE;
     a_sink_is_open_to_its_peer_where_it_must_be: ANY_DEVICE;
-    a_zero_based_region_counts_from_its_first_byte: needs(Features::ZBVA);
     a_zero_based_region_keeps_its_offset_in_the_page: needs(Features::ZBVA);
 }
 
@@ -119,52 +117,6 @@ fn every_right_is_asked_for(rig: &Rig) -> Outcome {
     assert!(rig.can_add(&rig.rc()?, atomic_only.remote(0))?);
     assert!(!rig.can_read(&rig.rc()?, atomic_only.remote(0))?);
     assert!(!rig.can_write(&rig.rc()?, atomic_only.remote(0))?);
-    Ok(())
-}
-
-// covers 2.06
-fn an_access_stays_inside_the_region(rig: &Rig) -> Outcome {
-    // A page in the middle, with memory around it.
-    let all = rig.far.region(3 * 4096, Access::LOCAL_WRITE)?;
-    all.fill(1)?;
-    let before = all.bytes(0, 3 * 4096)?;
-    let middle = all.memory.range(4096, 4096).expect("inside");
-    let mr = rig.finish(rig.far.pd.register(middle, OPEN))?;
-    let first = mr.iova();
-    for (addr, length) in [
-        (first - 1, 1),
-        (first - 8, 9),
-        (first + 4096, 1),
-        (first + 4095, 2),
-        (first, 4097),
-        (0, 8),
-        (u64::MAX, 1),
-        (u64::MAX - 3, 8),
-        (u64::MAX - 7, 8),
-    ] {
-        let remote = RemoteAddress::new(addr, mr.rkey());
-        assert!(
-            !rig.can_write_bytes(&rig.rc()?, remote, length)?,
-            "write {length} at {addr:#x}"
-        );
-        assert!(
-            !rig.can_read_bytes(&rig.rc()?, remote, length)?,
-            "read {length} at {addr:#x}"
-        );
-        // InfiniBand checks the whole message first, iWARP each segment.
-        let inside = if rig.acknowledges() { 0 } else { 4096 };
-        let after = all.bytes(0, 3 * 4096)?;
-        assert!(after[..4096] == before[..4096], "bytes below");
-        assert!(
-            after[4096 + inside..] == before[4096 + inside..],
-            "bytes inside or above"
-        );
-    }
-    let pair = rig.rc()?;
-    for (offset, length) in [(0, 4096), (4095, 1), (0, 1)] {
-        assert!(rig.can_read_bytes(&pair, mr.remote(offset), length)?);
-        assert!(rig.can_write_bytes(&pair, mr.remote(offset), length)?);
-    }
     Ok(())
 }
 
@@ -730,53 +682,6 @@ fn a_sink_is_open_to_its_peer_where_it_must_be(rig: &Rig) -> Outcome {
         assert_eq!(pair.near.state()?, QpState::Err);
     }
     Ok(())
-}
-
-// covers 2.66
-fn a_zero_based_region_counts_from_its_first_byte(rig: &Rig) -> Outcome {
-    let options = MrOptions::new(OPEN).zero_based();
-    let region = rig.far.region_with(&rig.far.pd, 4096, options)?;
-    assert_eq!(region.mr.iova(), 0);
-    let key = region.mr.rkey();
-    let at = |addr| RemoteAddress::new(addr, key);
-    let pair = rig.rc()?;
-    rig.scratch.fill(8)?;
-    assert!(rig.can_write_bytes(&pair, at(0), 4096)?);
-    assert_eq!(region.bytes(0, 4096)?, rig.scratch.bytes(0, 4096)?);
-    assert!(rig.can_read_bytes(&pair, at(4095), 1)?);
-    assert_eq!(rig.scratch.bytes(0x8000, 1)?, region.bytes(4095, 1)?);
-    for (addr, length) in [
-        (1, 4096),
-        (4096, 1),
-        (4097, 1),
-        (region.memory.address(), 8),
-        (u64::MAX, 1),
-    ] {
-        assert!(
-            !rig.can_write_bytes(&rig.rc()?, at(addr), length)?,
-            "{length} at {addr:#x}"
-        );
-        assert!(
-            !rig.can_read_bytes(&rig.rc()?, at(addr), length)?,
-            "{length} at {addr:#x}"
-        );
-    }
-    // Local addresses are offsets as well.
-    let landing = &rig.scratch;
-    pair.near.receive(landing, 0x4000, 64)?;
-    let lkey = region.mr.lkey();
-    rig.succeeds(
-        &pair.far,
-        wr::Send::new(forged(100, 50, lkey.value())).signaled(1),
-    )?;
-    assert_eq!(rig.take(&pair.near.cq, 1)?[0].byte_len, 50);
-    assert_eq!(landing.bytes(0x4000, 50)?, region.bytes(100, 50)?);
-    let outside = forged(4096, 1, lkey.value());
-    rig.fails(
-        &pair.far,
-        wr::Send::new(outside).signaled(2),
-        &[WcStatus::LocProtErr],
-    )
 }
 
 // covers 2.67

@@ -21,10 +21,8 @@ cases! {
     a_device_has_one_kind_of_type_2_windows: ANY_DEVICE;
     a_bind_asks_for_one_domain: one_of(TYPE_2);
     a_bind_asks_for_the_key_of_the_region: one_of(TYPE_2);
-    a_bind_asks_for_the_right_to_bind: one_of(TYPE_2);
     a_bind_grants_nothing_but_remote_rights: one_of(TYPE_2);
     a_bind_stays_inside_the_region: one_of(TYPE_2);
-    a_bind_asks_for_no_remote_right_of_the_region: one_of(TYPE_2);
     a_bind_to_a_zero_based_region_keeps_its_bounds: one_of(TYPE_2).and(Features::ZBVA);
     a_bind_that_fails_leaves_a_type_1_window_as_it_was: needs(TYPE_1);
     a_bind_that_fails_leaves_a_type_2_window_as_it_was: one_of(TYPE_2);
@@ -34,7 +32,6 @@ cases! {
     a_key_of_type_1_works_as_soon_as_the_peer_has_it: needs(TYPE_1);
     unreliable_connections_bind: one_of(TYPE_2).without(BaselineGaps::NO_UC);
     datagrams_do_not_bind: needs(TYPE_1).without(BaselineGaps::NO_UD);
-    an_invalidated_window_is_free: one_of(TYPE_2).and(Features::BMME);
     a_type_1_window_cannot_be_invalidated: needs(TYPE_1.union(Features::BMME));
     only_its_queue_pair_invalidates_a_window: one_of(TYPE_2).and(Features::BMME);
     a_window_dies_with_its_queue_pair: one_of(TYPE_2);
@@ -198,29 +195,6 @@ fn a_bind_asks_for_the_key_of_the_region(rig: &Rig) -> Outcome {
     rig.finish_destroy(mw.destroy())
 }
 
-// covers 2.44 2.04
-fn a_bind_asks_for_the_right_to_bind(rig: &Rig) -> Outcome {
-    let mw = rig.far.window(MwType::Type2)?;
-    let all = Access::LOCAL_WRITE | READ_WRITE;
-    let closed = rig.far.region(4096, all)?;
-    rig.fails(
-        &rig.rc()?.far,
-        bind_of(&mw, &closed, 0, 64),
-        &[WcStatus::MwBindErr],
-    )?;
-
-    let read_only = rig.far.region(4096, Access::MW_BIND)?;
-    for written in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
-        let request = bind_of(&mw, &read_only, 0, 64).access(written);
-        rig.fails(&rig.rc()?.far, request, &[WcStatus::MwBindErr])?;
-    }
-    let pair = rig.rc()?;
-    let request = bind_of(&mw, &read_only, 0, 64).access(Access::REMOTE_READ);
-    let key = bind(rig, &pair.far, &mw, request)?;
-    assert!(rig.can_read(&pair, at(&read_only, 0, key))?);
-    rig.finish_destroy(mw.destroy())
-}
-
 // covers 2.44
 fn a_bind_grants_nothing_but_remote_rights(rig: &Rig) -> Outcome {
     let host = host(rig)?;
@@ -257,22 +231,6 @@ fn a_bind_stays_inside_the_region(rig: &Rig) -> Outcome {
     let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 4096))?;
     assert!(rig.can_write(&pair, at(&host, 4088, key))?);
     rig.finish_destroy(mw.destroy())
-}
-
-// covers 2.44
-fn a_bind_asks_for_no_remote_right_of_the_region(rig: &Rig) -> Outcome {
-    let host = host(rig)?;
-    assert_eq!(host.mr.rkey(), RKey::new(0), "no remote right");
-    let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
-    rig.scratch.fill(7)?;
-    assert!(rig.can_write(&pair, at(&host, 16, key))?);
-    assert_eq!(host.bytes(16, 8)?, rig.scratch.bytes(0, 8)?);
-    let region_key = RKey::new(host.mr.lkey().value());
-    assert!(
-        !rig.can_write(&pair, at(&host, 16, region_key))?,
-        "not through the region's key"
-    );
-    Ok(())
 }
 
 // covers 2.45
@@ -448,20 +406,6 @@ fn datagrams_do_not_bind(rig: &Rig) -> Outcome {
         .expect_err("a refusal");
     assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     rig.nothing_on(&side.cq)
-}
-
-// covers 2.50
-fn an_invalidated_window_is_free(rig: &Rig) -> Outcome {
-    let host = host(rig)?;
-    let (pair, mw, key) = bound(rig, MwType::Type2, &host)?;
-    rig.succeeds(&pair.far, wr::LocalInvalidate::new(key).signaled(2))?;
-    // The window is no longer bound to its queue pair: another one may bind it.
-    let other = rig.rc()?;
-    let again = bind(rig, &other.far, &mw, bind_of(&mw, &host, 0, 64))?;
-    assert!(rig.can_write(&other, at(&host, 0, again))?);
-    assert!(!rig.can_write(&pair, at(&host, 0, key))?, "the old key");
-    rig.succeeds(&other.far, wr::LocalInvalidate::new(again).signaled(3))?;
-    rig.finish_destroy(host.mr.deregister())
 }
 
 // covers 2.50
