@@ -1,6 +1,7 @@
 //! What a device claims and what it does: FEATURES 1.01 to 1.15.
 
 use crate::cases;
+use crate::support::{ok, statuses};
 use conformance::{ANY_DEVICE, Outcome, Rig, needs};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -475,11 +476,7 @@ fn a_send_queue_holds_what_it_says(rig: &Rig) -> Outcome {
             .expect("a receive");
     }
     let done = rig.take(&pair.near.cq, max as usize)?;
-    let ids: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
-    let expected: Vec<_> = (0..u64::from(max))
-        .map(|id| (id, WcStatus::Success))
-        .collect();
-    assert_eq!(ids, expected);
+    assert_eq!(statuses(&done), ok(0..u64::from(max)));
     pair.far
         .post_receive(ReceiveRequest::new(9, ()))
         .expect("a receive");

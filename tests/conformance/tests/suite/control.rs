@@ -6,6 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
+use crate::support::{poll, statuses};
 use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Outcome, Pair, Rig, Side, waiting};
 use verbs_api::provider::Mutex;
@@ -45,17 +46,6 @@ steered_cases! {
 
 fn rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
-}
-
-fn poll(cq: &Cq) -> Vec<Completion> {
-    let mut all = Vec::new();
-    let mut slots: [Completion; 32] = Default::default();
-    loop {
-        match cq.poll(&mut slots).expect("a queue that works").len() {
-            0 => return all,
-            count => all.extend(slots.iter_mut().take(count).map(std::mem::take)),
-        }
-    }
 }
 
 // Serves a queue in its handler: polls until the queue is empty, arms, and polls again.
@@ -685,13 +675,9 @@ fn a_fault_with_a_receive_is_reported_by_the_receive(rig: &Rig) -> Outcome {
     let send = wr::Send::new(rig.scratch.sge(0, 4000)?).signaled(1);
     pair.near.post_one(send).expect("posted");
     rig.settle();
-    let ended: Vec<_> = poll(&pair.far.cq)
-        .iter()
-        .map(|done| (done.wr_id, done.status))
-        .collect();
     let flushed = WcStatus::WrFlushErr;
     assert_eq!(
-        ended,
+        statuses(&poll(&pair.far.cq)),
         [(0, WcStatus::LocLenErr), (64, flushed), (128, flushed)]
     );
     assert!(rig.far.events().is_empty(), "the receive has reported it");

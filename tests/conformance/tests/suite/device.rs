@@ -9,7 +9,7 @@ use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Evidence, Flavour, Outcome, Pair, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
-    Access, Completion, Cq, ErrorKind, Features, PathOptions, QpOptions, RKey, RemoteAddress,
+    Access, Completion, ErrorKind, Features, PathOptions, QpOptions, RKey, RemoteAddress,
     Transport, VerbError, WcStatus,
     capability::{BaselineGaps, Mtu, PortState},
     completion::{Notify, WcOpcode},
@@ -18,7 +18,7 @@ use verbs_api::{
     wr::{self, ReceiveRequest, UdDestination, WorkRequest},
 };
 
-use crate::support;
+use crate::support::{QKEY, datagrams, poll};
 
 cases! {
     a_queue_pair_connected_to_itself_works: ANY_DEVICE;
@@ -42,17 +42,6 @@ steered_cases! {
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ);
-
-fn poll(cq: &Cq) -> Vec<Completion> {
-    let mut all = Vec::new();
-    let mut slots: [Completion; 32] = Default::default();
-    loop {
-        match cq.poll(&mut slots).expect("a queue that works").len() {
-            0 => return all,
-            count => all.extend(slots.iter_mut().take(count).map(std::mem::take)),
-        }
-    }
-}
 
 // covers 6.18
 fn a_queue_pair_connected_to_itself_works(rig: &Rig) -> Outcome {
@@ -424,7 +413,7 @@ fn an_address_is_checked(rig: &Rig) -> Outcome {
 
 // covers 6.24
 fn a_datagram_is_answered_by_its_completion(rig: &Rig) -> Outcome {
-    let (pair, to) = support::datagrams(rig)?;
+    let (pair, to) = datagrams(rig)?;
     let desk = rig.far.region(64, Access::LOCAL_WRITE)?;
     let home = rig.near.region(64, Access::LOCAL_WRITE)?;
     pair.far.receive(&desk, 0, 64)?;
@@ -438,7 +427,7 @@ fn a_datagram_is_answered_by_its_completion(rig: &Rig) -> Outcome {
     let back = UdDestination {
         ah,
         remote_qpn: asked.src_qp,
-        remote_qkey: support::QKEY,
+        remote_qkey: QKEY,
     };
     pair.far
         .post_one(wr::Send::new(b"answer").to(&back))

@@ -1,6 +1,7 @@
 //! Allocated keys and fast-register: FEATURES 1.14, 2.21, 2.22, 2.29 to 2.33.
 
 use crate::cases;
+use crate::support::statuses;
 use conformance::{ANY_DEVICE, Evidence, Outcome, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -205,8 +206,10 @@ fn an_unsignaled_local_operation_completes_only_if_it_fails(rig: &Rig) -> Outcom
     batch.push(fast.register(OPEN).wr_id(4));
     pair.near.post(&mut batch).expect("a batch that is taken");
     let done = rig.take(&pair.near.cq, 2)?;
-    let seen: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
-    assert_eq!(seen, [(3, WcStatus::LocQpOpErr), (4, WcStatus::WrFlushErr)]);
+    assert_eq!(
+        statuses(&done),
+        [(3, WcStatus::LocQpOpErr), (4, WcStatus::WrFlushErr)]
+    );
     assert_eq!(pair.near.state()?, QpState::Err);
     rig.nothing_on(&pair.near.cq)
 }

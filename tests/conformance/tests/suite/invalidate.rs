@@ -1,10 +1,11 @@
 //! Invalidation, local and from afar: FEATURES 2.24 to 2.28, 2.62 to 2.65.
 
 use crate::cases;
+use crate::support::{ok, statuses};
 use conformance::{Evidence, Fast, Outcome, Pair, Region, Rig, needs, one_of};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, Batch, Completion, Features, Operations, QpOptions, RKey, WcStatus,
+    Access, Batch, Features, Operations, QpOptions, RKey, WcStatus,
     memory::MwType,
     portable::{ReadAndInvalidate, read_sink_access},
     wr,
@@ -49,14 +50,6 @@ fn source(rig: &Rig, seed: u8) -> Result<Region, Evidence> {
 /// The rights that a sink of reads needs on this device.
 fn sink_access(rig: &Rig) -> Access {
     read_sink_access(&rig.near.context).access
-}
-
-fn statuses(done: &[Completion]) -> Vec<(u64, WcStatus)> {
-    done.iter().map(|done| (done.wr_id, done.status)).collect()
-}
-
-fn succeeded<const N: usize>(ids: [u64; N]) -> Vec<(u64, WcStatus)> {
-    ids.map(|id| (id, WcStatus::Success)).to_vec()
 }
 
 // covers 2.24
@@ -123,10 +116,7 @@ fn a_read_may_be_fenced(rig: &Rig) -> Outcome {
     batch.push(sink.invalidate().fence().signaled(3));
     batch.push(wr::Write::new((), source.remote(0)).fence().signaled(4));
     pair.near.post(&mut batch).expect("a batch that is taken");
-    assert_eq!(
-        statuses(&rig.take(&pair.near.cq, 4)?),
-        succeeded([1, 2, 3, 4])
-    );
+    assert_eq!(statuses(&rig.take(&pair.near.cq, 4)?), ok([1, 2, 3, 4]));
     assert_eq!(sink.bytes(0, 4000)?, source.bytes(0, 4000)?);
     Ok(())
 }
@@ -145,7 +135,7 @@ fn read_and_invalidate_is_one_operation(rig: &Rig) -> Outcome {
         pair.near
             .post_portable(operation)
             .expect("an operation that is taken");
-        assert_eq!(statuses(&rig.take(&pair.near.cq, 1)?), succeeded([round]));
+        assert_eq!(statuses(&rig.take(&pair.near.cq, 1)?), ok([round]));
         assert_eq!(
             sink.bytes(0, LONG as usize)?,
             source.bytes(0, LONG as usize)?
@@ -325,7 +315,7 @@ fn receive_fails(rig: &Rig, pair: &Pair, key: RKey) -> Outcome {
     assert_eq!(pair.far.state()?, QpState::Err);
     assert_eq!(
         statuses(&rig.take(&pair.near.cq, 1)?),
-        succeeded([77]),
+        ok([77]),
         "it was delivered"
     );
     assert_eq!(landing.bytes(64, MESSAGE.len())?, MESSAGE);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::cases;
-use crate::support::forged;
+use crate::support::{forged, statuses};
 use conformance::{ANY_DEVICE, Evidence, Outcome, Pair, Rig, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
@@ -264,13 +264,12 @@ fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::wr::WorkRequest<'stat
         .post(&mut batch)
         .expect("accepted while posting, whatever the key");
     let done = rig.take(&pair.near.cq, 3)?;
-    let statuses: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
     let expected = [
         (1, WcStatus::Success),
         (2, WcStatus::LocProtErr),
         (3, WcStatus::WrFlushErr),
     ];
-    assert_eq!(statuses, expected);
+    assert_eq!(statuses(&done), expected);
     assert_eq!(pair.near.state()?, QpState::Err);
     Ok(())
 }

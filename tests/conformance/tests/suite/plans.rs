@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use crate::support::statuses;
 use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, End, Evidence, Fast, Outcome, Pair, Rig, needs, one_of};
 use verbs_api::provider::Mutex;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, Context, Device, Features, Memory, Operations, RKey, RemoteAddress,
-    Requirements, WcStatus,
+    Access, Context, Device, Features, Memory, Operations, RKey, RemoteAddress, Requirements,
+    WcStatus,
     capability::PortState,
     portable::{
         Plan, PlanStep, ReadAndInvalidate, RegisterForRemoteAccess, RemoteAccess, read_sink_access,
@@ -91,10 +92,6 @@ fn fetch(from: RemoteAddress, into: &Fast, wr_id: u64) -> ReadAndInvalidate {
     ReadAndInvalidate::new(from, &sink).wr_id(wr_id)
 }
 
-fn outcomes(done: &[Completion]) -> Vec<(u64, WcStatus)> {
-    done.iter().map(|done| (done.wr_id, done.status)).collect()
-}
-
 fn a_read_and_invalidate_is_executed_as_planned(rig: &Rig) -> Outcome {
     let steps = Traced::of(&rig.near);
     let pair = rig.rc()?;
@@ -106,7 +103,7 @@ fn a_read_and_invalidate_is_executed_as_planned(rig: &Rig) -> Outcome {
     let plan = rig.near.context.plan(&fetch).expect("a plan");
     pair.near.post_portable(fetch).expect("posted");
     let done = rig.take(&pair.near.cq, 1)?;
-    assert_eq!(outcomes(&done), [(42, WcStatus::Success)]);
+    assert_eq!(statuses(&done), [(42, WcStatus::Success)]);
     assert_eq!(
         sink.bytes(0, LENGTH as usize)?,
         source.bytes(0, LENGTH as usize)?
@@ -221,7 +218,7 @@ fn opens_through(
         let is_region = plan.control_verb.is_some();
         pair.far.post_portable(opening).expect("posted");
         let done = rig.take(&pair.far.cq, 1)?;
-        assert_eq!(outcomes(&done), [(wr_id, WcStatus::Success)]);
+        assert_eq!(statuses(&done), [(wr_id, WcStatus::Success)]);
         steps.is(&plan.steps);
         assert!(rig.can_write(pair, access.remote())?);
         assert!(is_region || !keys.contains(&access.remote().rkey));
@@ -282,7 +279,7 @@ fn one_completion_where_the_first_half_fails(rig: &Rig) -> Outcome {
         .post_portable(fetch(nowhere, &sink, 42))
         .expect("posted");
     let done = rig.take(&pair.near.cq, 1)?;
-    assert_eq!(outcomes(&done), [(42, WcStatus::RemAccessErr)]);
+    assert_eq!(statuses(&done), [(42, WcStatus::RemAccessErr)]);
     assert_eq!(pair.near.state()?, QpState::Err);
     rig.nothing_on(&pair.near.cq)
 }
@@ -326,7 +323,7 @@ fn one_completion_for_each_operation_that_is_flushed(rig: &Rig) -> Outcome {
         .expect("flushed, and not refused");
     let done = rig.take(&pair.near.cq, 5)?;
     assert_eq!(
-        outcomes(&done),
+        statuses(&done),
         [1, 2, 3, 4, 5].map(|wr_id| (wr_id, WcStatus::WrFlushErr))
     );
     rig.nothing_on(&pair.near.cq)
@@ -344,7 +341,7 @@ fn one_completion_where_every_request_has_one(rig: &Rig) -> Outcome {
         .post_portable(fetch(source.remote(0), &sink, 42))
         .expect("posted");
     let done = rig.take(&pair.near.cq, 1)?;
-    assert_eq!(outcomes(&done), [(42, WcStatus::Success)]);
+    assert_eq!(statuses(&done), [(42, WcStatus::Success)]);
     rig.nothing_on(&pair.near.cq)
 }
 
@@ -385,12 +382,12 @@ fn an_operation_takes_the_slots_of_its_plan_or_none(rig: &Rig) -> Outcome {
     let expected: Vec<_> = (0..u64::from(room))
         .map(|id| (id, WcStatus::Success))
         .collect();
-    assert_eq!(outcomes(&done), expected);
+    assert_eq!(statuses(&done), expected);
     pair.near
         .post_portable(fetch(source.remote(0), &sink, 78))
         .expect("posted");
     assert_eq!(
-        outcomes(&rig.take(&pair.near.cq, 1)?),
+        statuses(&rig.take(&pair.near.cq, 1)?),
         [(78, WcStatus::Success)]
     );
     Ok(())
@@ -427,7 +424,7 @@ fn reserved_slots_hold_as_many_operations_as_asked_for(rig: &Rig) -> Outcome {
     rig.near.steer().set_port_state(PortState::Active);
     let done = rig.take(&pair.near.cq, 5)?;
     assert_eq!(
-        outcomes(&done),
+        statuses(&done),
         [1, 2, 3, 4, 5].map(|wr_id| (wr_id, WcStatus::Success))
     );
     Ok(())
