@@ -558,8 +558,7 @@ pub unsafe extern "C-unwind" fn reject(
             }
             Part::Questioned(question) => {
                 drop(state);
-                question.refuse();
-                Ok(())
+                question.reject(&private_data)
             }
             other => {
                 state.part = other;

@@ -435,6 +435,30 @@ fn a_refused_datagram_request_reports_the_status() {
     call!(channel::destroy(server_channel));
 }
 
+#[test]
+fn a_rejected_datagram_request_gets_the_private_data() {
+    const SAID: &[u8] = b"not here";
+    configure();
+    let (channel, server_channel) = (channel::create(), channel::create());
+    let listener = new_id(server_channel, port_space::UDP);
+    assert_eq!(bind(listener, &format!("{ROCE}:7013")), 0);
+    assert_eq!(call!(bind::listen(listener, 1)), 0);
+    let client = datagrams(channel, &format!("{ROCE}:7013"));
+    resolve_route(client, channel);
+    assert_eq!(connect(client), 0);
+    let server = request(server_channel);
+    let (at, length) = (SAID.as_ptr().cast(), SAID.len() as u8);
+    assert_eq!(call!(connect::reject(server, at, length)), 0);
+    let fetched = fetch(channel);
+    assert_eq!(call!((*fetched).event), event::UNREACHABLE);
+    let told = private_data(fetched);
+    assert_eq!((&told[..SAID.len()], told.len()), (SAID, 136));
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    destroy_all([listener, client, server]);
+    call!(channel::destroy(channel));
+    call!(channel::destroy(server_channel));
+}
+
 fn join(id: *mut RdmaCmId, group: &str) -> c_int {
     let mut group = sockaddr(group);
     call!(multicast::join(

@@ -320,7 +320,7 @@ impl State {
             // It cannot fail: the question has just arrived.
             let _ = self
                 .manager
-                .resolve_reply(id, &refusal(Refusal::NoListener));
+                .resolve_reply(id, &refusal(Refusal::NoListener, &[]));
             return None;
         };
         let question = Question {
@@ -488,25 +488,19 @@ impl Backend for Agent {
         ping_by_question(self, to, sink)
     }
 
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
-        let port = self.port()?;
-        let end = self.with(&*port, |state, _| {
-            let resolution = match &answer {
-                Ok(answer) => Resolution {
-                    status: VALID,
-                    qpn: answer.qp_num,
-                    q_key: answer.qkey,
-                    private_data: &answer.private_data,
-                },
-                Err(why) => refusal(*why),
-            };
-            let id = comm_id(token);
-            // If this fails the peer has given up.
-            let _ = state.manager.resolve_reply(id, &resolution);
-            state.ends.remove(&id)
-        });
-        drop(end);
-        Ok(())
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
+        let resolution = Resolution {
+            status: VALID,
+            qpn: answer.qp_num,
+            q_key: answer.qkey,
+            private_data: &answer.private_data,
+        };
+        self.resolved(token, &resolution)
+    }
+
+    fn refuse(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        // A device that was removed sends nothing.
+        let _ = self.resolved(token, &refusal(why, &private_data));
     }
 
     fn connect(
@@ -627,6 +621,19 @@ impl Backend for Agent {
 }
 
 impl Agent {
+    /// Sends the answer to a peer's request to resolve a datagram service.
+    fn resolved(&self, token: Token, resolution: &Resolution<'_>) -> Result<(), ConnectError> {
+        let port = self.port()?;
+        let end = self.with(&*port, |state, _| {
+            let id = comm_id(token);
+            // If this fails the peer has given up.
+            let _ = state.manager.resolve_reply(id, resolution);
+            state.ends.remove(&id)
+        });
+        drop(end);
+        Ok(())
+    }
+
     fn listen_in(
         &self,
         space: u16,
@@ -794,12 +801,12 @@ fn comm_id(Token(token): Token) -> CommId {
     CommId(token as u32)
 }
 
-const fn refusal<'a>(why: Refusal) -> Resolution<'a> {
+const fn refusal(why: Refusal, private_data: &[u8]) -> Resolution<'_> {
     Resolution {
         status: why.sidr_status(),
         qpn: Qpn::new(0),
         q_key: 0,
-        private_data: &[],
+        private_data,
     }
 }
 

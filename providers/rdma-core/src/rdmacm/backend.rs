@@ -334,13 +334,10 @@ impl Manager {
             event::ESTABLISHED => answer(event).map(Some),
             event::ADDR_ERROR | event::ROUTE_ERROR => Err(unresolved(&event, to)),
             event::UNREACHABLE if event.status == -libc::ETIMEDOUT => Err(ConnectError::TimedOut),
-            // librdmacm returns the status of a SIDR_REP, which is 1 if no service has the port.
+            // librdmacm returns the status of a SIDR_REP.
             _ => Err(ConnectError::Refused {
-                reason: match event.status {
-                    1 => Refusal::NoListener,
-                    _ => Refusal::Program,
-                },
-                private_data: Vec::new(),
+                reason: Refusal::of_sidr_status(event.status as u8),
+                private_data: event.private_data,
             }),
         };
         if let Some(outcome) = gone_on.transpose() {
@@ -775,11 +772,8 @@ impl Backend for Manager {
         ping_by_question(self, to, sink)
     }
 
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
         let end = self.remove(token).ok_or(ConnectError::Aborted)?;
-        let Ok(answer) = answer else {
-            return Ok(end.id.reject(&[])?);
-        };
         if answer.qkey != QKEY {
             let _ = end.id.reject(&[]);
             let why =
@@ -788,6 +782,13 @@ impl Backend for Manager {
         }
         let terms = Terms::of_datagrams(answer.qp_num.value(), &answer.private_data);
         Ok(end.id.accept(&terms)?)
+    }
+
+    fn refuse(&self, token: Token, _: Refusal, private_data: Vec<u8>) {
+        if let Some(end) = self.remove(token) {
+            // A call that fails means that the peer has given up.
+            let _ = end.id.reject(&private_data);
+        }
     }
 }
 

@@ -321,12 +321,17 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("resolve").into())
     }
 
-    /// Answers a request to resolve a datagram service, or refuses it.
+    /// Answers a request to resolve a datagram service.
     ///
     /// # Errors
     /// The answer cannot be sent as it is; the request has been refused instead.
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
         let _ = (token, answer);
         Ok(())
+    }
+
+    /// Refuses a request to resolve a datagram service.
+    fn refuse(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        let _ = (token, why, private_data);
     }
 }
