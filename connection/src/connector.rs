@@ -37,8 +37,8 @@ pub use options::{ConnectionOptions, ReadLimits};
 pub use passive::{Incoming, Listener};
 pub(crate) use request::Request;
 
-use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu, with_retries};
-use passive::IncomingQueue;
+use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu};
+use passive::{IncomingQueue, Unanswered};
 use request::begin;
 use side::{Established, Padding, Side};
 use target::Target;
@@ -227,7 +227,7 @@ impl Connector {
         let reads = limits_of(&offer);
         let path_options = with_path_mtu(options.path, &offer);
         let brings_up = options.takes_psn.is_none();
-        let retries_as_asked = options.retries_as_asked;
+        let as_peer_asks = options.as_peer_asks;
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(qp);
         let side = Side::new(self);
@@ -241,9 +241,10 @@ impl Connector {
                 CmEvent::Accepted(peer) => {
                     let (endpoint, options) = numbered(path_options, own_psn, &peer);
                     let peer = Offer { endpoint, ..peer };
-                    let options = match retries_as_asked {
-                        true => with_retries(options, None, peer.rnr_retry),
-                        false => options,
+                    // The retry count and the traffic class are the requester's choice.
+                    let options = match peer.rnr_retry {
+                        Some(count) if as_peer_asks => options.rnr_retry(count),
+                        _ => options,
                     };
                     let mut accepted = Accepted::new(of, target, options, reads, peer);
                     accepted.brings_up = brings_up;

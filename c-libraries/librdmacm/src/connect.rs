@@ -21,7 +21,7 @@ use crate::device::{CmDevice, Service};
 use crate::errno::{self, done};
 use crate::id::{self, Own};
 use crate::qp::QKEY;
-use crate::state::{Data, Inner, Part, State};
+use crate::state::{Data, Inner, Part, PeerParams, State};
 use crate::{bind, events};
 
 // The parameters of a connection that the program passes, converted from `rdma_conn_param`.
@@ -30,6 +30,7 @@ struct ConnParams {
     reads: ReadLimits,
     retry_count: u8,
     rnr_retry_count: u8,
+    flow_control: bool,
     qp_num: u32,
 }
 
@@ -57,6 +58,7 @@ impl ConnParams {
                 },
                 retry_count: 7,
                 rnr_retry_count: FOREVER,
+                flow_control: false,
                 qp_num: 0,
             });
         };
@@ -78,6 +80,8 @@ impl ConnParams {
             },
             retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count.min(7),
+            // The messages have one bit of it.
+            flow_control: param.flow_control & 1 != 0,
             qp_num: param.qp_num,
         })
     }
@@ -97,8 +101,9 @@ impl ConnParams {
         }
         let options = ConnectionOptions::new()
             .path(path_options)
-            .retries_as_asked()
+            .as_peer_asks()
             .reads(self.reads.inbound, self.reads.outbound)
+            .flow_control(self.flow_control)
             .private_data(&self.private_data);
         match named.is_programs && device.transport() == Transport::InfiniBand {
             true => options.brought_up_by_program(state.psn),
@@ -252,8 +257,7 @@ fn begin(
 fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport: Transport) {
     let data = Data::Connection {
         private_data: accepted.private_data().to_vec(),
-        reads: accepted.reads(),
-        qp_num: accepted.remote_qpn().value(),
+        peer: (&accepted).into(),
     };
     // On iWARP the device has modified the QP, so that the program need not.
     if is_programs && transport == Transport::InfiniBand {
@@ -364,11 +368,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     };
     let data = Data::Connection {
         private_data,
-        reads: ReadLimits {
-            inbound: 0,
-            outbound: 0,
-        },
-        qp_num: 0,
+        peer: PeerParams::NONE,
     };
     this.lock().part = Part::Over;
     this.post(event, status, data);
@@ -498,8 +498,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                 drop(state);
                 let data = Data::Connection {
                     private_data: Vec::new(),
-                    reads: incoming.offered_reads(),
-                    qp_num: incoming.remote_qpn().value(),
+                    peer: (&incoming).into(),
                 };
                 let weak = Arc::downgrade(inner);
                 let transport = device.transport();
@@ -670,7 +669,7 @@ fn steps(state: &State) -> Result<[QpAttributes; 3], Errno> {
     };
     let options = ConnectionOptions::new()
         .path(path_options(state).min_rnr_timer(LONGEST_RNR_TIMER))
-        .retries_as_asked()
+        .as_peer_asks()
         .brought_up_by_program(state.psn);
     let steps = incoming.steps(&options);
     steps.map_err(|error| errno::of(&error))

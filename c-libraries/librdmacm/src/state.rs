@@ -169,10 +169,8 @@ pub enum Data {
     Connection {
         /// The private data of the peer.
         private_data: Vec<u8>,
-        /// The numbers of RDMA reads that may be outstanding, from this side's point of view.
-        reads: ReadLimits,
-        /// The number of the peer's QP.
-        qp_num: u32,
+        /// The other parameters of the peer.
+        peer: PeerParams,
     },
     /// The destination of datagrams to a peer's service.
     Datagrams {
@@ -196,6 +194,54 @@ pub enum Data {
 
 // SAFETY: the pointer is the program's, and only handed back to it.
 unsafe impl Send for Data {}
+
+/// What the peer's request or reply says, apart from its private data.
+#[derive(Clone, Copy)]
+pub struct PeerParams {
+    /// The numbers of RDMA reads that may be outstanding, from this side's point of view.
+    pub reads: ReadLimits,
+    /// The number of the peer's QP.
+    pub qp_num: u32,
+    /// Whether the peer's program asks for end-to-end flow control.
+    pub flow_control: bool,
+    /// Whether the peer's QP has an SRQ.
+    pub srq: bool,
+}
+
+impl PeerParams {
+    /// No parameters: the peer has sent none.
+    pub const NONE: Self = Self {
+        reads: ReadLimits {
+            inbound: 0,
+            outbound: 0,
+        },
+        qp_num: 0,
+        flow_control: false,
+        srq: false,
+    };
+}
+
+impl From<&Accepted> for PeerParams {
+    fn from(accepted: &Accepted) -> Self {
+        Self {
+            reads: accepted.reads(),
+            qp_num: accepted.remote_qpn().value(),
+            flow_control: accepted.offered_flow_control(),
+            srq: accepted.offered_srq(),
+        }
+    }
+}
+
+impl From<&Incoming> for PeerParams {
+    fn from(incoming: &Incoming) -> Self {
+        Self {
+            reads: incoming.offered_reads(),
+            qp_num: incoming.remote_qpn().value(),
+            flow_control: incoming.offered_flow_control(),
+            srq: incoming.offered_srq(),
+        }
+    }
+}
 
 impl Inner {
     /// The state of a new identifier, whose public structure does not exist yet.

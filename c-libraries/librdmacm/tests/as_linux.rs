@@ -8,7 +8,7 @@ use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 use std::{ptr, thread};
 
-use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, qp_type};
+use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, IbvSrqInitAttr, qp_type};
 use polyverbs_libibverbs::qp as verbs_qp;
 use polyverbs_librdmacm::abi::{RdmaCmId, RdmaConnParam, RdmaEventChannel, event, port_space};
 use polyverbs_librdmacm::rsocket::calls;
@@ -33,6 +33,7 @@ const IWARP: &str = "127.0.41.36";
 
 const ID: c_int = 0;
 const IB: c_int = 1;
+const TOS: c_int = 0;
 const REUSE_ADDRESS: c_int = 1;
 const ALONE_IN_FAMILY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
@@ -319,6 +320,74 @@ fn each_side_retries_as_often_as_its_peer_asks() {
         destroy_all([client, server]);
     }
     call!(endpoint::destroy(listener));
+    call!(channel::destroy(channel));
+    call!(channel::destroy(server_channel));
+}
+
+/// The next event, of this kind and acknowledged: its identifier, and the parameters of the peer.
+fn parameters(channel: *mut RdmaEventChannel, kind: c_int) -> (*mut RdmaCmId, RdmaConnParam) {
+    let fetched = fetch(channel);
+    let (told, of, param) = call!(((*fetched).event, (*fetched).id, (*fetched).param.conn));
+    assert_eq!(told, kind);
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    (of, param)
+}
+
+#[test]
+fn the_peer_sees_flow_control_and_srq_over_infiniband() {
+    on_each(|ip| {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let (listener, to) = listening(server_channel, ip);
+        // The messages have one bit of the number.
+        let told = |value: u8| if ip == ROCE { value & 1 } else { 0 };
+        for [asks, answers] in [[1, 0], [0, 1], [2, 3]] {
+            let client = resolved(channel, to);
+            let mut param: RdmaConnParam = zeroed();
+            param.flow_control = asks;
+            assert_eq!(call!(connect::connect(client, &raw mut param)), 0);
+            let (server, seen) = parameters(server_channel, event::CONNECT_REQUEST);
+            assert_eq!((seen.flow_control, seen.srq), (told(asks), 0));
+            let mut queue: IbvSrqInitAttr = zeroed();
+            (queue.attr.max_wr, queue.attr.max_sge) = (1, 1);
+            let no_pd = ptr::null_mut();
+            assert_eq!(call!(qp::create_srq(server, no_pd, &raw mut queue)), 0);
+            create_qp(server);
+            param.flow_control = answers;
+            assert_eq!(call!(connect::accept(server, &raw mut param)), 0);
+            let (of, seen) = parameters(channel, event::ESTABLISHED);
+            assert_eq!(of, client);
+            assert_eq!((seen.flow_control, seen.srq), (told(answers), told(1)));
+            assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+            destroy_all([client, server]);
+        }
+        call!(endpoint::destroy(listener));
+        call!(channel::destroy(channel));
+        call!(channel::destroy(server_channel));
+    });
+}
+
+#[test]
+fn the_accepting_side_has_the_traffic_class_of_the_request() {
+    const ASKED: u8 = 0x68;
+    configure();
+    let (channel, server_channel) = (channel::create(), channel::create());
+    let (listener, to) = listening(server_channel, ROCE);
+    let client = new_id(channel, port_space::TCP);
+    assert_eq!(set(client, ID, TOS, ASKED), 0);
+    assert_eq!(resolve(client, &to.to_string()), 0);
+    assert_eq!(next(channel), (event::ADDR_RESOLVED, client, 0));
+    resolve_route(client, channel);
+    create_qp(client);
+    assert_eq!(connect(client), 0);
+    let server = request(server_channel);
+    assert_eq!(set(server, ID, TOS, 0x20_u8), 0);
+    create_qp(server);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+    assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+    let classes = [client, server].map(|of| queried(of).ah_attr.grh.traffic_class);
+    assert_eq!(classes, [ASKED, ASKED]);
+    destroy_all([listener, client, server]);
     call!(channel::destroy(channel));
     call!(channel::destroy(server_channel));
 }

@@ -105,6 +105,16 @@ impl Accepted {
         self.peer.rnr_retry
     }
 
+    /// Returns whether the peer asks for end-to-end flow control; `false` where the transport does not convey it.
+    pub const fn offered_flow_control(&self) -> bool {
+        self.peer.flow_control
+    }
+
+    /// Returns whether the peer's queue pair has a shared receive queue; `false` where the transport does not convey it.
+    pub const fn offered_srq(&self) -> bool {
+        self.peer.srq
+    }
+
     /// Completes the connection: brings the queue pair to RTS, and sends the RTU message or its equivalent. If the peer has
     /// given up meanwhile, this fails with [`ConnectError::Aborted`], and the queue pair is either untouched or flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {

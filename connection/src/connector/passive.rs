@@ -19,8 +19,8 @@ use super::Connector;
 use super::accept::{Accept, AcceptProgress};
 use super::connection::Connection;
 use super::offer::{
-    agreed, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu, with_reads,
-    with_retries,
+    agreed, as_asked, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu,
+    with_reads,
 };
 use super::options::{ConnectionOptions, ReadLimits};
 use super::request::begin;
@@ -179,8 +179,8 @@ impl Incoming {
 
     // How the queue pair is brought up: by the options, and by what the peer asks for.
     fn path(&self, options: &ConnectionOptions) -> PathOptions {
-        match options.retries_as_asked {
-            true => with_retries(options.path, self.peer.retry_cnt, self.peer.rnr_retry),
+        match options.as_peer_asks {
+            true => as_asked(options.path, &self.peer),
             false => options.path,
         }
     }
@@ -202,6 +202,16 @@ impl Incoming {
     /// Returns the RNR retry count that the peer asks this side to use; `None` where the transport does not convey it.
     pub const fn offered_rnr_retry(&self) -> Option<u8> {
         self.peer.rnr_retry
+    }
+
+    /// Returns whether the peer asks for end-to-end flow control; `false` where the transport does not convey it.
+    pub const fn offered_flow_control(&self) -> bool {
+        self.peer.flow_control
+    }
+
+    /// Returns whether the peer's queue pair has a shared receive queue; `false` where the transport does not convey it.
+    pub const fn offered_srq(&self) -> bool {
+        self.peer.srq
     }
 
     /// Refuses the connection request, and sends this private data to the peer.

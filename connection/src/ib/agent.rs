@@ -226,8 +226,11 @@ impl State {
                     inbound_reads: reply.initiator_depth,
                     outbound_reads: reply.responder_resources,
                     path_mtu: Some(reply.path.mtu),
+                    traffic_class: None,
                     retry_cnt: None,
                     rnr_retry: reliable(transport, reply.rnr_retry_count),
+                    flow_control: reply.flow_control,
+                    srq: reply.srq,
                     private_data: reply.private_data,
                 };
                 self.event(id, CmEvent::Accepted(offer))
@@ -389,8 +392,11 @@ impl State {
             inbound_reads: request.initiator_depth,
             outbound_reads: request.responder_resources,
             path_mtu: Some(request.path.mtu),
+            traffic_class: Some(request.path.traffic_class),
             retry_cnt: reliable(request.transport, request.retry_count),
             rnr_retry: reliable(request.transport, request.rnr_retry_count),
+            flow_control: request.flow_control,
+            srq: request.srq,
             private_data: said.private_data.to_vec(),
         };
         self.ends.insert(id, End::Asked(Arc::clone(&sink)));
@@ -524,6 +530,7 @@ impl Backend for Agent {
                 mtu: offer
                     .path_mtu
                     .unwrap_or(verbs_api::capability::Mtu::Mtu1024),
+                traffic_class: offer.traffic_class.unwrap_or_default(),
                 packet_life_time: PACKET_LIFE_TIME,
                 ..Path::new(LinkAddress::Ip(to.ip()), offer.endpoint.gid, to.ip().into())
             };
@@ -539,6 +546,8 @@ impl Backend for Agent {
                 rnr_retry_count: offer.rnr_retry.unwrap_or_default(),
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
+                flow_control: offer.flow_control,
+                srq: offer.srq,
                 remote_response_timeout: RESPONSE_TIMEOUT,
                 local_response_timeout: RESPONSE_TIMEOUT,
                 max_cm_retries: RETRIES,
@@ -564,7 +573,8 @@ impl Backend for Agent {
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
                 rnr_retry_count: offer.rnr_retry.unwrap_or_default(),
-                srq: false,
+                flow_control: offer.flow_control,
+                srq: offer.srq,
                 private_data: &offer.private_data,
             };
             let replied = state.manager.reply(now, id, &reply);

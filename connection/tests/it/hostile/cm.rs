@@ -220,8 +220,11 @@ fn offer() -> Offer {
         inbound_reads: 1,
         outbound_reads: 1,
         path_mtu: Some(Mtu::Mtu1024),
+        traffic_class: None,
         retry_cnt: Some(7),
         rnr_retry: Some(7),
+        flow_control: false,
+        srq: false,
         private_data: Vec::new(),
     }
 }

@@ -548,6 +548,8 @@ fn terms(offer: &Offer) -> Terms<'_> {
         initiator_depth: offer.outbound_reads,
         retry_count: offer.retry_cnt.unwrap_or(7),
         rnr_retry_count: offer.rnr_retry.unwrap_or(7),
+        flow_control: offer.flow_control,
+        srq: offer.srq,
         private_data: &offer.private_data,
     }
 }
@@ -561,6 +563,8 @@ fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option
         initiator_depth,
         retry_count,
         rnr_retry_count,
+        flow_control,
+        srq,
     } = said
     else {
         return None;
@@ -581,8 +585,11 @@ fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option
         inbound_reads: initiator_depth,
         outbound_reads: responder_resources,
         path_mtu: None,
+        traffic_class: None,
         retry_cnt: Some(retry_count),
         rnr_retry: Some(rnr_retry_count),
+        flow_control,
+        srq,
         private_data,
     })
 }

@@ -77,10 +77,17 @@ pub struct Offer {
     pub outbound_reads: u8,
     /// The path MTU for both directions; `None` where the transport has none.
     pub path_mtu: Option<Mtu>,
+    /// The traffic class of packets in both directions, in a request; `None` where the transport does not convey it.
+    pub traffic_class: Option<u8>,
     /// How often the sender retries after a timeout or a sequence error; `None` where the transport does not convey it.
     pub retry_cnt: Option<u8>,
     /// How often the sender retries after an RNR NAK; `None` where the transport does not convey it.
     pub rnr_retry: Option<u8>,
+    /// Whether the sender's program asks for end-to-end flow control; `false` where the transport does not convey it.
+    pub flow_control: bool,
+    /// Whether the receives of the sender's queue pair come from a shared receive queue; `false` where the transport does not
+    /// convey it.
+    pub srq: bool,
     /// The private data of the sender's program.
     pub private_data: Vec<u8>,
 }
