@@ -301,7 +301,7 @@ fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Over;
     flush_stream(this);
     this.post(event::ESTABLISHED, 0, data);
-    this.end();
+    this.end(0);
 }
 
 // Flushes the QP of an iWARP connection that has ended, as Linux's devices do. Programs that wait only for a completion
@@ -328,12 +328,17 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let Some(device) = device else { return };
     let transport = device.transport();
     let weak = Arc::downgrade(this);
-    ended.on_done(move |_| {
+    ended.on_done(move |ended| {
         let Some(this) = weak.upgrade() else { return };
-        if transport == Transport::Iwarp {
-            flush_stream(&this);
+        match (transport, ended) {
+            (Transport::Iwarp, _) => {
+                flush_stream(&this);
+                this.end(0);
+            }
+            // The peer has not confirmed the end.
+            (_, Err(ConnectError::TimedOut)) => this.end(-libc::ETIMEDOUT),
+            _ => this.end(0),
         }
-        this.end();
     });
     if transport == Transport::InfiniBand {
         let weak = Arc::downgrade(this);

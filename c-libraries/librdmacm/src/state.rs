@@ -348,12 +348,12 @@ impl Inner {
     }
 
     /// Handles the end of the connection: reports it to the program, once.
-    pub fn end(self: &Arc<Self>) {
+    pub fn end(self: &Arc<Self>, status: c_int) {
         let mut state = self.lock();
         let was_over = std::mem::replace(&mut state.is_over, true);
         drop(state);
         if !was_over {
-            self.post(event::DISCONNECTED, 0, Data::None);
+            self.post(event::DISCONNECTED, status, Data::None);
         }
     }
 }

@@ -5,15 +5,25 @@ mod cm;
 
 use std::ffi::{c_int, c_void};
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel as messages};
 use std::{ptr, thread};
 
+use polyverbs::emulated::{EmulatedOptions, device_at};
+use polyverbs::{Context, Requirements};
 use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, IbvSrqInitAttr, qp_type};
 use polyverbs_libibverbs::qp as verbs_qp;
 use polyverbs_librdmacm::abi::{RdmaCmId, RdmaConnParam, RdmaEventChannel, event, port_space};
 use polyverbs_librdmacm::rsocket::calls;
 use polyverbs_librdmacm::{bind, channel, connect, endpoint, id, multicast, options, qp, resolve};
+use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_wire::mad;
+use polyverbs_wire::mad::cm::{Message, Req, Rtu, decode, header_of};
+use polyverbs_wire::mad::rdma_cm::{self, RdmaCm, service_id};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use verbs_api::ids::{Gid, Qpn};
+use verbs_api::provider::carrier::{Carrier, ManagementPort, ManagementSink};
 use verbs_api::qp::QpState;
 
 use cm::{
@@ -30,6 +40,8 @@ transport = "iwarp"
 "#;
 const ROCE: &str = "127.0.41.35";
 const IWARP: &str = "127.0.41.36";
+/// The address of a device that is not the library's.
+const FOREIGN: &str = "127.0.41.37";
 
 const ID: c_int = 0;
 const IB: c_int = 1;
@@ -390,6 +402,100 @@ fn the_accepting_side_has_the_traffic_class_of_the_request() {
     destroy_all([listener, client, server]);
     call!(channel::destroy(channel));
     call!(channel::destroy(server_channel));
+}
+
+/// The connection manager of a foreign device, which hands its messages to the test and sends only those of the test.
+struct Foreign {
+    _context: Context,
+    port: Arc<dyn ManagementPort>,
+    received: Receiver<Message>,
+}
+
+struct Received(Sender<Message>);
+
+impl ManagementSink for Received {
+    fn datagram(&self, _: IpAddr, datagram: &[u8]) {
+        let message = decode(&mad::decode(datagram).unwrap()).unwrap();
+        // The test may have ended.
+        let _ = self.0.send(message);
+    }
+
+    fn refused(&self, _: IpAddr, _: i32) {}
+
+    fn traffic(&self, _: Qpn) {}
+
+    fn due(&self) {}
+}
+
+impl Foreign {
+    fn new(address: IpAddr) -> Self {
+        let device = device_at("ib0", address, &EmulatedOptions::default()).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        let Some(Carrier::Datagrams(port)) = context.carrier() else {
+            panic!("no queue pair 1");
+        };
+        let (sender, received) = messages();
+        port.attach(&mut || Arc::new(Received(sender.clone())));
+        Self {
+            _context: context,
+            port,
+            received,
+        }
+    }
+
+    fn send(&self, to: SocketAddr, message: impl Into<Message>) {
+        let message = message.into();
+        let datagram = mad::encode(&header_of(&message, 1), &message.to_data());
+        self.port.send(to.ip(), &datagram);
+        self.port.progress();
+    }
+}
+
+// The request of the peer allows two seconds for the answer to a message, with all its repetitions: the test waits no longer.
+#[test]
+fn a_disconnect_that_the_peer_does_not_confirm_has_timed_out() {
+    configure();
+    let channel = channel::create();
+    let (listener, to) = listening(channel, ROCE);
+    let own: IpAddr = FOREIGN.parse().unwrap();
+    let peer = Foreign::new(own);
+    let (own_ids, _) = peer.port.communication_ids();
+    let comm_id = own_ids | 7;
+    let named = RdmaCm::new(own, 9, to.ip()).unwrap().to_view().0;
+    peer.send(
+        to,
+        Req {
+            local_comm_id: comm_id,
+            service_id: service_id(rdma_cm::port_space::TCP, to.port()),
+            ca_guid: 5,
+            qpn: 0x99,
+            path_mtu: 1,
+            local_response_timeout: 16,
+            max_cm_retries: 7,
+            primary_local_gid: Octets(Gid::from(own).0),
+            private_data: Octets::padded(&named).unwrap(),
+            ..Req::default()
+        },
+    );
+    let server = request(channel);
+    create_qp(server);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    let Message::Rep(rep) = peer.received.recv().unwrap() else {
+        panic!("no reply");
+    };
+    let rtu = Rtu {
+        local_comm_id: comm_id,
+        remote_comm_id: rep.local_comm_id,
+        ..Rtu::default()
+    };
+    peer.send(to, rtu);
+    assert_eq!(next(channel), (event::ESTABLISHED, server, 0));
+    assert_eq!(call!(connect::disconnect(server)), 0);
+    let timed_out = (event::DISCONNECTED, server, -libc::ETIMEDOUT);
+    assert_eq!(next(channel), timed_out);
+    assert_eq!(next(channel), (event::TIMEWAIT_EXIT, server, 0));
+    destroy_all([server, listener]);
+    call!(channel::destroy(channel));
 }
 
 #[test]

@@ -251,18 +251,16 @@ impl State {
                 };
                 self.last_event(id, last)
             }
-            Event::RequestTimedOut { id } | Event::ReplyTimedOut { id } => {
-                self.last_event(id, CmEvent::TimedOut)
-            }
+            Event::RequestTimedOut { id }
+            | Event::ReplyTimedOut { id }
+            | Event::DisconnectTimedOut { id } => self.last_event(id, CmEvent::TimedOut),
             Event::DisconnectRequested { id, .. } => {
                 // The program need not finish anything first: the queue pair is its own.
                 let _ = self.manager.confirm_disconnect(now, id, &[]);
                 self.last_event(id, CmEvent::Disconnected)
             }
             Event::PeerLost { id } => self.last_event(id, CmEvent::Disconnected),
-            Event::Disconnected { id, .. } | Event::DisconnectTimedOut { id } => {
-                self.last_event(id, CmEvent::DisconnectConfirmed)
-            }
+            Event::Disconnected { id, .. } => self.last_event(id, CmEvent::DisconnectConfirmed),
             Event::Withdrawn { id } => self.last_event(id, CmEvent::Aborted),
             Event::ResolutionRequested {
                 listener,

@@ -8,7 +8,7 @@ use polyverbs::qp::QpState;
 use polyverbs::{DestroyError, Qp, Started, VerbError};
 use polyverbs_connection::{Accepted, ConnectError, Connection, Phase};
 
-use crate::networks::ends::{Ends, on_each, on_sockets, on_virtual};
+use crate::networks::ends::{Ends, on, on_each, on_sockets, on_virtual};
 use crate::rig::{End, state};
 
 /// How long each control verb of a slow device takes.
@@ -328,6 +328,21 @@ fn a_pending_call_keeps_its_device_open_until_it_ends() {
             ends.rig.step();
             device.strong_count() <= holders
         });
+    });
+}
+
+#[test]
+fn an_end_that_the_peer_does_not_confirm_has_timed_out() {
+    on(&[Flavour::IbUdp], |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, _at_far) = ends.connected(&near, &far);
+        ends.hold();
+        let (waits, ended) = (at_near.disconnected(), at_near.end());
+        ends.expire();
+        ends.end(ended);
+        for ended in [waits, at_near.disconnected()] {
+            assert_eq!(ends.error(ended), ConnectError::TimedOut);
+        }
     });
 }
 

@@ -283,6 +283,7 @@ impl Manager {
                 // The other end waits for an answer; if it has gone, the call fails without harm.
                 let _ = id.disconnect();
             }
+            CmEvent::TimedOut if stage == Stage::Ending && self.has_timewait() => {}
             _ => {
                 self.remove(token);
             }
@@ -306,7 +307,9 @@ impl Manager {
                 // The private data of other refusals does not come from the program.
                 other => CmEvent::Rejected(other, Vec::new()),
             },
-            (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => CmEvent::TimedOut,
+            (event::UNREACHABLE, _) | (event::CONNECT_ERROR | event::DISCONNECTED, TIMED_OUT) => {
+                CmEvent::TimedOut
+            }
             (event::DISCONNECTED, _) if stage == Stage::Ending => CmEvent::DisconnectConfirmed,
             (event::DISCONNECTED, _) => CmEvent::Disconnected,
             (event::TIMEWAIT_EXIT, _) if self.has_timewait() => CmEvent::TimewaitExit,

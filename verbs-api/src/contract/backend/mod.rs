@@ -103,7 +103,7 @@ pub enum CmEvent {
     Rejected(Refusal, Vec<u8>),
     /// The peer gave up before the connection was established, or is gone.
     Aborted,
-    /// The peer did not answer in time.
+    /// The peer did not answer in time. After a disconnect, the connection has ended nevertheless.
     TimedOut,
     /// The connection failed after [`Backend::connect`] had started it.
     Failed(ConnectError),
@@ -278,7 +278,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Rejects a connection from either end, and sends the reason where the transport's messages have a place for it.
     fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>);
 
-    /// Disconnects; [`CmEvent::DisconnectConfirmed`] follows when the peer has confirmed.
+    /// Disconnects; [`CmEvent::DisconnectConfirmed`] follows when the peer has confirmed, or [`CmEvent::TimedOut`] when it has
+    /// not answered.
     fn disconnect(&self, token: Token);
 
     /// Drops this end of a connection: its sink is no longer called, and the peer sees an abort or a disconnect.
