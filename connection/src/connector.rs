@@ -30,7 +30,7 @@ use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
 
-pub use active::Accepted;
+pub use active::{Accepted, Withdrawal};
 pub use connection::{Connection, flush};
 pub(crate) use offer::fits;
 pub use options::{ConnectionOptions, ReadLimits};
@@ -143,6 +143,7 @@ impl Connector {
         let queue = Arc::new(IncomingQueue {
             connector: self.clone(),
             waiting: Backlog::new(backlog),
+            unanswered: Unanswered::default(),
         });
         let at = self.backend.listen(
             at,
@@ -216,12 +217,24 @@ impl Connector {
         to: SocketAddr,
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
+        match self.begin_request(qp, to, options) {
+            Ok((started, _)) => started,
+            Err(error) => Started::ready(Err(error)),
+        }
+    }
+
+    /// Requests a connection like [`request`](Self::request), and returns what withdraws the request.
+    ///
+    /// # Errors
+    /// An argument is wrong, and nothing was sent.
+    pub fn begin_request(
+        &self,
+        qp: &Qp,
+        to: SocketAddr,
+        options: ConnectionOptions,
+    ) -> Result<(Started<Accepted, ConnectError>, Withdrawal), ConnectError> {
         let room = self.backend.private_data().connect;
-        let offer = offer(&self.context, qp, &options, room);
-        let offer = match offer.and_then(asking) {
-            Ok(offer) => offer,
-            Err(error) => return Started::ready(Err(error)),
-        };
+        let offer = asking(offer(&self.context, qp, &options, room)?)?;
         let (started, request) = self.begin();
         let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
@@ -232,6 +245,7 @@ impl Connector {
         let target = Target::new(qp);
         let side = Side::new(self);
         let of = Arc::clone(&side);
+        let withdrawal = Withdrawal::new(&side, &request);
         side.lock().early = Some(VecDeque::new());
         side.wait_for(Box::new(move |event| {
             let Some(event) = request.or_cancel(event) else {
@@ -276,7 +290,7 @@ impl Connector {
             true => qp.init(path_options).on_done(ask),
             false => ask(Ok(())),
         }
-        started
+        Ok((started, withdrawal))
     }
 }
 

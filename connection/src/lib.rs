@@ -19,7 +19,8 @@ mod notice;
 mod ping;
 
 pub use connector::{
-    Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
+    Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, Withdrawal,
+    flush,
 };
 pub use datagrams::{DatagramListener, DatagramQuestion, DatagramService};
 pub use in_process::InProcess;

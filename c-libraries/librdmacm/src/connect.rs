@@ -14,7 +14,7 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, PathOptions, Qp, Started, Transport};
+use verbs_api::{Access, PathOptions, Qp, Started, Transport, VerbError};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
 use crate::device::{CmDevice, Service};
@@ -228,14 +228,18 @@ fn begin(
     let (transport, is_programs) = (device.transport(), named.is_programs);
     let asked = bind::at_free_port(public, own, |port| {
         let options = options.clone().source_port(port);
-        let asked = device.connector.request(&named.qp, to, options);
-        match asked.is_done() {
-            true => Ok(Started::ready(Ok(asked.wait()?))),
-            false => Ok(asked),
-        }
+        let (asked, withdrawal) = device.connector.begin_request(&named.qp, to, options)?;
+        let asked = match asked.is_done() {
+            true => Started::ready(Ok(asked.wait()?)),
+            false => asked,
+        };
+        Ok((asked, withdrawal))
     });
     let asked = match asked {
-        Ok(asked) => asked,
+        Ok((asked, withdrawal)) => {
+            own.inner.lock().part = Part::Asking(withdrawal);
+            asked
+        }
         Err(error) => {
             if let Some(errno) = refused_at_once(&own.inner, &error) {
                 return Err(errno);
@@ -248,6 +252,8 @@ fn begin(
         let Some(this) = weak.upgrade() else { return };
         match asked {
             Ok(accepted) => answered(&this, accepted, is_programs, transport),
+            // The program has withdrawn the request.
+            Err(ConnectError::Verb(VerbError::Canceled)) => {}
             Err(error) => failed(&this, &error, transport),
         }
     });
@@ -563,6 +569,12 @@ pub unsafe extern "C-unwind" fn reject(
             Part::Questioned(question) => {
                 drop(state);
                 question.reject(&private_data)
+            }
+            // Over iWARP only the accepting side may reject.
+            Part::Asking(withdrawal) if transport == Some(Transport::InfiniBand) => {
+                drop(state);
+                // If the answer has arrived, the identifier gets the part that it leads to.
+                return withdrawal.withdraw().then_some(()).ok_or(Errno::INVAL);
             }
             other => {
                 state.part = other;

@@ -157,11 +157,26 @@ pub fn child(
         // SAFETY: just made, and nobody has it.
         unsafe { destroy(at) };
     })?;
+    let withdrawn = match &part {
+        Part::Asked(incoming) => Some(incoming.withdrawn()),
+        _ => None,
+    };
     let mut state = own.inner.lock();
     (state.part, state.remote, state.options) = (part, remote, options);
     drop(state);
     if let Some(remote) = remote {
         towards(public, own, device, remote);
+    }
+    // As with Linux, a program learns of this over iWARP when it answers.
+    if let Some(withdrawn) = withdrawn
+        && device.transport() == Transport::InfiniBand
+    {
+        let weak = Arc::downgrade(&own.inner);
+        withdrawn.on_done(move |_| {
+            if let Some(this) = weak.upgrade() {
+                this.withdrawn();
+            }
+        });
     }
     Ok(at)
 }
@@ -215,6 +230,9 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
+        if let Part::Asking(withdrawal) = &part {
+            withdrawal.withdraw();
+        }
         // Dropping these informs the peer: a connection is ended, a request is rejected.
         drop((part, reserved));
         let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, &inner);

@@ -9,6 +9,7 @@ use std::sync::{Arc, MutexGuard};
 
 use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
+    Withdrawal,
 };
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpEx, IbvQpInitAttr};
 use polyverbs_libibverbs::errno::Errno;
@@ -110,8 +111,10 @@ pub enum Part {
     Asked(Incoming),
     /// The identifier stands for a datagram service request (SIDR) that the program has not answered.
     Questioned(DatagramQuestion),
-    /// A call such as `rdma_connect` is in progress.
+    /// A call such as `rdma_accept` is in progress.
     Busy,
+    /// The peer has not answered the identifier's connection request yet.
+    Asking(Withdrawal),
     /// The peer has accepted the connection, and the program has to call `rdma_establish`.
     Answered(Accepted),
     /// The identifier is one side of an established connection.
@@ -345,6 +348,24 @@ impl Inner {
             self.show_state(QpState::Err);
         }
         Ok(())
+    }
+
+    /// Handles that the peer has withdrawn its connection request, which the program can no longer answer.
+    pub fn withdrawn(self: &Arc<Self>) {
+        // The reason of the REJ by which a request is withdrawn: the peer waits no longer.
+        const TIMEOUT: c_int = 4;
+        let mut state = self.lock();
+        if !matches!(state.part, Part::Asked(_)) {
+            return;
+        }
+        let part = std::mem::replace(&mut state.part, Part::Over);
+        drop(state);
+        drop(part);
+        let data = Data::Connection {
+            private_data: Vec::new(),
+            peer: PeerParams::NONE,
+        };
+        self.post(event::REJECTED, TIMEOUT, data);
     }
 
     /// Handles the end of the connection: reports it to the program, once.

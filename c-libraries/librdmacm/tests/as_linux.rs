@@ -404,6 +404,77 @@ fn the_accepting_side_has_the_traffic_class_of_the_request() {
     call!(channel::destroy(server_channel));
 }
 
+#[test]
+fn a_request_is_withdrawn_over_infiniband_only() {
+    const TIMEOUT: c_int = 4;
+    on_each(|ip| {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let (listener, to) = listening(server_channel, ip);
+        let client = asking(channel, to);
+        let server = request(server_channel);
+        create_qp(server);
+        let withdraw = || call!(connect::reject(client, ptr::null(), 0));
+        let accept = |server| call!(connect::accept(server, ptr::null_mut()));
+        if ip == IWARP {
+            refused(withdraw(), libc::EINVAL);
+            assert_eq!(accept(server), 0);
+            assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+            assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+            destroy_all([client, server]);
+        } else {
+            assert_eq!(withdraw(), 0);
+            refused(withdraw(), libc::EINVAL);
+            refused(connect(client), libc::EINVAL);
+            assert_eq!(next(server_channel), (event::REJECTED, server, TIMEOUT));
+            refused(accept(server), libc::EINVAL);
+            // A destroyed identifier withdraws its request, too.
+            let second = asking(channel, to);
+            let other = request(server_channel);
+            call!(endpoint::destroy(second));
+            assert_eq!(next(server_channel), (event::REJECTED, other, TIMEOUT));
+            is_empty(channel);
+            is_empty(server_channel);
+            destroy_all([client, server, other]);
+        }
+        call!(endpoint::destroy(listener));
+        call!(channel::destroy(channel));
+        call!(channel::destroy(server_channel));
+    });
+}
+
+#[test]
+fn the_asking_side_may_reject_the_answer() {
+    const CONSUMER: c_int = 28;
+    const SAID: &[u8] = b"too slow";
+    configure();
+    let (channel, server_channel) = (channel::create(), channel::create());
+    let (listener, to) = listening(server_channel, ROCE);
+    let client = resolved(channel, to);
+    // The identifier does not have the queue pair, so that the program gets the answer before it completes the connection.
+    let own = call!((*client).qp);
+    call!((*client).qp = ptr::null_mut());
+    let mut param: RdmaConnParam = zeroed();
+    param.qp_num = call!((*own).qp_num);
+    assert_eq!(call!(connect::connect(client, &raw mut param)), 0);
+    let server = request(server_channel);
+    create_qp(server);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    assert_eq!(next(channel), (event::CONNECT_RESPONSE, client, 0));
+    let (at, length) = (SAID.as_ptr().cast(), SAID.len() as u8);
+    assert_eq!(call!(connect::reject(client, at, length)), 0);
+    refused(call!(connect::establish(client)), libc::EINVAL);
+    let fetched = fetch(server_channel);
+    let told = call!(((*fetched).event, (*fetched).id, (*fetched).status));
+    assert_eq!(told, (event::REJECTED, server, CONSUMER));
+    assert!(private_data(fetched).starts_with(SAID));
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    is_empty(channel);
+    call!((*client).qp = own);
+    destroy_all([listener, client, server]);
+    call!(channel::destroy(channel));
+    call!(channel::destroy(server_channel));
+}
+
 /// The connection manager of a foreign device, which hands its messages to the test and sends only those of the test.
 struct Foreign {
     _context: Context,

@@ -83,6 +83,8 @@ pub(super) struct SideState {
     pub(super) watchers: Vec<Completer<(), ConnectError>>,
     /// How the connection has ended: whether the peer has ended it or has confirmed its end.
     pub(super) ended: Option<Result<(), ConnectError>>,
+    /// Whether the program has withdrawn its request.
+    is_withdrawn: bool,
     /// The futures that wait for the end of TIMEWAIT.
     pub(super) timewait_watchers: Vec<Completer<(), ConnectError>>,
     pub(super) timewait_is_over: bool,
@@ -112,6 +114,10 @@ impl Side {
         self.set_token(token);
         loop {
             let mut state = self.lock();
+            if state.is_withdrawn {
+                drop(state);
+                return self.forget();
+            }
             let Some(event) = state.early.as_mut().and_then(VecDeque::pop_front) else {
                 state.early = None;
                 return;
@@ -145,6 +151,16 @@ impl Side {
 
     pub(super) fn is_over(&self) -> bool {
         self.lock().ended.is_some()
+    }
+
+    /// Gives up the request of this side, which has ended for the program and will have no answer.
+    pub(super) fn withdraw(&self) {
+        let mut state = self.lock();
+        state.is_withdrawn = true;
+        let waiter = state.waiter.take();
+        drop(state);
+        drop(waiter);
+        self.forget();
     }
 
     pub(super) fn forget(&self) {
