@@ -29,6 +29,7 @@ use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
+use crate::port_space::PortSpace;
 
 pub use active::{Accepted, Withdrawal};
 pub use connection::{Connection, flush};
@@ -87,8 +88,16 @@ impl Connector {
     /// # Errors
     /// The device supports no connections, or only in a way that this crate does not know.
     pub fn of(context: &Context) -> Result<Self, ConnectError> {
+        Self::in_port_space(context, PortSpace::default())
+    }
+
+    /// Creates a connector as [`of`](Self::of) does, whose services are in this port space.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of).
+    pub fn in_port_space(context: &Context, space: PortSpace) -> Result<Self, ConnectError> {
         let backend: Arc<dyn Backend> = match context.carrier() {
-            Some(Carrier::Datagrams(port)) => ib::Agent::of(&port)?,
+            Some(Carrier::Datagrams(port)) => ib::Agent::of(&port, space)?,
             Some(Carrier::Streams(port)) => mpa::Agent::new(&port),
             Some(Carrier::Backend(backend)) => backend,
             Some(Carrier::InProcess) => InProcess::of(context.device_id()),

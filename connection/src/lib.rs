@@ -17,6 +17,7 @@ mod in_process;
 pub mod mpa;
 mod notice;
 mod ping;
+mod port_space;
 
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, Withdrawal,
@@ -24,4 +25,5 @@ pub use connector::{
 };
 pub use datagrams::{DatagramListener, DatagramQuestion, DatagramService};
 pub use in_process::InProcess;
+pub use port_space::PortSpace;
 pub use verbs_api::provider::backend::{ConnectError, Phase, PrivateDataLimits, Refusal};

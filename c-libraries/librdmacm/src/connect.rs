@@ -185,7 +185,8 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
         let wanted = unsafe { ConnParams::read(param, public, &device) }?;
         if id::service(public) == Service::Datagrams {
             own.inner.lock().part = Part::Busy;
-            ask(&own.inner, &device, to, &wanted.private_data)?;
+            let asked = id::connector(public, &device).resolve(to, &wanted.private_data);
+            report_answer(&own.inner, &device, asked)?;
         } else {
             // SAFETY: as the caller promises.
             let named = unsafe { ConnectingQp::of(public, wanted.qp_num) }?;
@@ -226,9 +227,10 @@ fn begin(
     options: &ConnectionOptions,
 ) -> Result<(), Errno> {
     let (transport, is_programs) = (device.transport(), named.is_programs);
+    let connector = id::connector(public, device);
     let asked = bind::at_free_port(public, own, |port| {
         let options = options.clone().source_port(port);
-        let (asked, withdrawal) = device.connector.begin_request(&named.qp, to, options)?;
+        let (asked, withdrawal) = connector.begin_request(&named.qp, to, options)?;
         let asked = match asked.is_done() {
             true => Started::ready(Ok(asked.wait()?)),
             false => asked,
@@ -385,14 +387,12 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     this.post(event, status, data);
 }
 
-// Sends a datagram service request (SIDR) for the number and Q_Key of the peer's UD QP.
-fn ask(
+// Reports the answer to a datagram service request (SIDR) for the number and Q_Key of the peer's UD QP.
+fn report_answer(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
-    to: SocketAddr,
-    private_data: &[u8],
+    asked: Started<DatagramService, ConnectError>,
 ) -> Result<(), Errno> {
-    let asked = device.connector.resolve(to, private_data);
     if asked.is_done() {
         let answer = asked.wait();
         if let Some(errno) = answer

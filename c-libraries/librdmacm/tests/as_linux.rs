@@ -14,9 +14,13 @@ use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs::{Context, Requirements};
 use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, IbvSrqInitAttr, qp_type};
 use polyverbs_libibverbs::qp as verbs_qp;
-use polyverbs_librdmacm::abi::{RdmaCmId, RdmaConnParam, RdmaEventChannel, event, port_space};
+use polyverbs_librdmacm::abi::{
+    RdmaAddrinfo, RdmaCmId, RdmaConnParam, RdmaEventChannel, SockaddrIb, event, port_space,
+};
 use polyverbs_librdmacm::rsocket::calls;
-use polyverbs_librdmacm::{bind, channel, connect, endpoint, id, multicast, options, qp, resolve};
+use polyverbs_librdmacm::{
+    bind, channel, connect, endpoint, id, info, multicast, options, qp, resolve,
+};
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad;
 use polyverbs_wire::mad::cm::{Message, Req, Rtu, decode, header_of};
@@ -28,7 +32,7 @@ use verbs_api::qp::QpState;
 
 use cm::{
     asking, call, create_qp, destroy_all, fetch, is_empty, listening, new_id, next, private_data,
-    qp_state, queue_pair, refused, resolved, sockaddr, zeroed,
+    qp_state, queue_pair, refused, resolved, resolved_in, sockaddr, zeroed,
 };
 
 const DEVICES: &str = r#"
@@ -703,6 +707,101 @@ fn a_rejected_datagram_request_gets_the_private_data() {
     destroy_all([listener, client, server]);
     call!(channel::destroy(channel));
     call!(channel::destroy(server_channel));
+}
+
+#[test]
+fn services_of_two_port_spaces_share_a_port() {
+    const PORT: u16 = 7014;
+    const SPACES: [c_int; 2] = [port_space::TCP, port_space::IB];
+    on_each(|ip| {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let to = SocketAddr::new(ip.parse().unwrap(), PORT);
+        let listener = |space| {
+            let listener = new_id(server_channel, space);
+            assert_eq!(bind(listener, &to.to_string()), 0);
+            assert_eq!(call!(bind::listen(listener, 1)), 0);
+            listener
+        };
+        // A stream has one port for both.
+        let spaces = &SPACES[usize::from(ip == IWARP)..];
+        let listeners: Vec<_> = spaces.iter().map(|space| listener(*space)).collect();
+        for (&space, &listener) in spaces.iter().zip(&listeners) {
+            let client = resolved_in(space, channel, to);
+            assert_eq!(connect(client), 0);
+            let asked = fetch(server_channel);
+            let (server, of) = call!(((*asked).id, (*asked).listen_id));
+            assert_eq!((of, call!((*server).ps)), (listener, space));
+            assert_eq!(call!(channel::ack_event(asked)), 0);
+            create_qp(server);
+            assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+            assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+            assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+            destroy_all([client, server]);
+        }
+        destroy_all(listeners);
+        call!(channel::destroy(channel));
+        call!(channel::destroy(server_channel));
+    });
+}
+
+#[test]
+fn ip_over_infiniband_is_at_no_device_of_ethernet() {
+    configure();
+    let channel = channel::create();
+    let [id, everywhere] = [(); 2].map(|()| new_id(channel, port_space::IPOIB));
+    refused(bind(id, &format!("{ROCE}:0")), libc::EINVAL);
+    assert_eq!(resolve(id, &format!("{ROCE}:7471")), 0);
+    assert_eq!(next(channel), (event::ADDR_ERROR, id, -libc::EINVAL));
+    assert_eq!(bind(everywhere, "0.0.0.0:0"), 0);
+    assert_eq!(call!(bind::listen(everywhere, 1)), 0);
+    is_empty(channel);
+    destroy_all([id, everywhere]);
+    call!(channel::destroy(channel));
+}
+
+#[test]
+fn an_address_of_infiniband_is_at_no_device_of_ethernet() {
+    const NUMERICHOST: c_int = 1 << 1;
+    const FAMILY: c_int = 1 << 3;
+    configure();
+    let mut hints: RdmaAddrinfo = zeroed();
+    (hints.ai_family, hints.ai_port_space) = (libc::AF_IB, port_space::IB);
+    let mut look_up = |flags| {
+        hints.ai_flags = flags;
+        let (node, service) = (c"::ffff:127.0.41.35".as_ptr(), c"7471".as_ptr());
+        let mut found = ptr::null_mut();
+        let got = call!(info::get(node, service, &raw const hints, &raw mut found));
+        assert_eq!(got, 0);
+        found
+    };
+    let found = look_up(FAMILY | NUMERICHOST);
+    let to = call!((*found).ai_dst_addr);
+    let address = call!(*to.cast::<SockaddrIb>());
+    let own: IpAddr = ROCE.parse().unwrap();
+    assert_eq!(call!((*found).ai_family), libc::AF_IB);
+    assert_eq!(c_int::from(address.sib_family), libc::AF_IB);
+    assert_eq!(address.sib_addr, Gid::from(own).0);
+    let service = service_id(rdma_cm::port_space::IB, 7471);
+    assert_eq!(
+        (address.sib_sid, address.sib_sid_mask),
+        (service.to_be(), u64::MAX)
+    );
+    let channel = channel::create();
+    let id = new_id(channel, port_space::IB);
+    refused(call!(bind::bind_addr(id, to)), libc::ENODEV);
+    let source = ptr::null_mut();
+    refused(
+        call!(resolve::resolve_addr(id, source, to, 1)),
+        libc::ENODEV,
+    );
+    is_empty(channel);
+    assert_eq!(call!(id::destroy(id)), 0);
+    call!(channel::destroy(channel));
+    call!(info::free(found));
+    // A program that does not insist on numbers gets the IP address.
+    let found = look_up(FAMILY);
+    assert_eq!(call!((*found).ai_family), libc::AF_INET6);
+    call!(info::free(found));
 }
 
 fn join(id: *mut RdmaCmId, group: &str) -> c_int {
