@@ -29,16 +29,17 @@ use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
+use crate::port_space::PortSpace;
 
-pub use active::Accepted;
+pub use active::{Accepted, Withdrawal};
 pub use connection::{Connection, flush};
 pub(crate) use offer::fits;
 pub use options::{ConnectionOptions, ReadLimits};
 pub use passive::{Incoming, Listener};
 pub(crate) use request::Request;
 
-use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu, with_retries};
-use passive::IncomingQueue;
+use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu};
+use passive::{IncomingQueue, Unanswered};
 use request::begin;
 use side::{Established, Padding, Side};
 use target::Target;
@@ -87,8 +88,16 @@ impl Connector {
     /// # Errors
     /// The device supports no connections, or only in a way that this crate does not know.
     pub fn of(context: &Context) -> Result<Self, ConnectError> {
+        Self::in_port_space(context, PortSpace::default())
+    }
+
+    /// Creates a connector as [`of`](Self::of) does, whose services are in this port space.
+    ///
+    /// # Errors
+    /// Those of [`of`](Self::of).
+    pub fn in_port_space(context: &Context, space: PortSpace) -> Result<Self, ConnectError> {
         let backend: Arc<dyn Backend> = match context.carrier() {
-            Some(Carrier::Datagrams(port)) => ib::Agent::of(&port)?,
+            Some(Carrier::Datagrams(port)) => ib::Agent::of(&port, space)?,
             Some(Carrier::Streams(port)) => mpa::Agent::new(&port),
             Some(Carrier::Backend(backend)) => backend,
             Some(Carrier::InProcess) => InProcess::of(context.device_id()),
@@ -143,6 +152,7 @@ impl Connector {
         let queue = Arc::new(IncomingQueue {
             connector: self.clone(),
             waiting: Backlog::new(backlog),
+            unanswered: Unanswered::default(),
         });
         let at = self.backend.listen(
             at,
@@ -216,22 +226,35 @@ impl Connector {
         to: SocketAddr,
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
+        match self.begin_request(qp, to, options) {
+            Ok((started, _)) => started,
+            Err(error) => Started::ready(Err(error)),
+        }
+    }
+
+    /// Requests a connection like [`request`](Self::request), and returns what withdraws the request.
+    ///
+    /// # Errors
+    /// An argument is wrong, and nothing was sent.
+    pub fn begin_request(
+        &self,
+        qp: &Qp,
+        to: SocketAddr,
+        options: ConnectionOptions,
+    ) -> Result<(Started<Accepted, ConnectError>, Withdrawal), ConnectError> {
         let room = self.backend.private_data().connect;
-        let offer = offer(&self.context, qp, &options, room);
-        let offer = match offer.and_then(asking) {
-            Ok(offer) => offer,
-            Err(error) => return Started::ready(Err(error)),
-        };
+        let offer = asking(offer(&self.context, qp, &options, room)?)?;
         let (started, request) = self.begin();
         let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
         let path_options = with_path_mtu(options.path, &offer);
         let brings_up = options.takes_psn.is_none();
-        let retries_as_asked = options.retries_as_asked;
+        let as_peer_asks = options.as_peer_asks;
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(qp);
         let side = Side::new(self);
         let of = Arc::clone(&side);
+        let withdrawal = Withdrawal::new(&side, &request);
         side.lock().early = Some(VecDeque::new());
         side.wait_for(Box::new(move |event| {
             let Some(event) = request.or_cancel(event) else {
@@ -241,9 +264,10 @@ impl Connector {
                 CmEvent::Accepted(peer) => {
                     let (endpoint, options) = numbered(path_options, own_psn, &peer);
                     let peer = Offer { endpoint, ..peer };
-                    let options = match retries_as_asked {
-                        true => with_retries(options, None, peer.rnr_retry),
-                        false => options,
+                    // The retry count and the traffic class are the requester's choice.
+                    let options = match peer.rnr_retry {
+                        Some(count) if as_peer_asks => options.rnr_retry(count),
+                        _ => options,
                     };
                     let mut accepted = Accepted::new(of, target, options, reads, peer);
                     accepted.brings_up = brings_up;
@@ -275,7 +299,7 @@ impl Connector {
             true => qp.init(path_options).on_done(ask),
             false => ask(Ok(())),
         }
-        started
+        Ok((started, withdrawal))
     }
 }
 

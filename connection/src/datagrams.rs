@@ -226,12 +226,17 @@ impl DatagramQuestion {
             private_data: private_data.to_vec(),
         };
         let token = self.token.take().ok_or(ConnectError::Aborted)?;
-        self.backend.answer(token, Ok(answer))
+        self.backend.answer(token, answer)
     }
 
-    /// Refuses the question: no queue pair serves datagrams at the address.
-    pub fn refuse(self) {
-        drop(self);
+    /// Refuses the question, and sends this private data to the peer.
+    ///
+    /// # Errors
+    /// The private data is too long: the question is refused without it.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
+        fits(private_data, self.backend.private_data().answer)?;
+        self.end(Refusal::Program, private_data);
+        Ok(())
     }
 }
 
@@ -241,22 +246,21 @@ impl QueuedRequest for DatagramQuestion {
     }
 
     fn refuse(mut self, why: Refusal) {
-        self.end(why);
+        self.end(why, &[]);
     }
 }
 
 impl DatagramQuestion {
-    fn end(&mut self, why: Refusal) {
+    fn end(&mut self, why: Refusal, private_data: &[u8]) {
         if let Some(token) = self.token.take() {
-            // A failure can no longer be reported.
-            let _ = self.backend.answer(token, Err(why));
+            self.backend.refuse(token, why, private_data.to_vec());
         }
     }
 }
 
 impl Drop for DatagramQuestion {
     fn drop(&mut self) {
-        self.end(Refusal::Program);
+        self.end(Refusal::Program, &[]);
     }
 }
 

@@ -57,7 +57,7 @@ enum Message {
     Request(SocketAddr, Token, Offer),
     Event(Token, CmEvent),
     Question(SocketAddr, Token, Question),
-    Answer(Token, Result<Answer, Refusal>),
+    Answer(Token, Result<Answer, ConnectError>),
 }
 
 impl InProcess {
@@ -172,19 +172,19 @@ impl State {
             Message::Event(token, event) => self.event_notice(token, event),
             Message::Question(to, token, question) => match self.services.get(&to) {
                 Some(sink) => Some(Notice::Question(Arc::clone(sink), token, question)),
-                None => self.answer_notice(token, Err(Refusal::NoListener)),
+                None => self.answer_notice(token, Err(refused(Refusal::NoListener, Vec::new()))),
             },
             Message::Answer(token, answer) => self.answer_notice(token, answer),
         }
     }
 
-    fn answer_notice(&mut self, token: Token, answer: Result<Answer, Refusal>) -> Option<Notice> {
-        let refused = |reason| ConnectError::Refused {
-            reason,
-            private_data: Vec::new(),
-        };
+    fn answer_notice(
+        &mut self,
+        token: Token,
+        answer: Result<Answer, ConnectError>,
+    ) -> Option<Notice> {
         let sink = self.questions.remove(&token)?;
-        Some(Notice::Answer(sink, answer.map_err(refused)))
+        Some(Notice::Answer(sink, answer))
     }
 
     fn event_notice(&mut self, token: Token, event: CmEvent) -> Option<Notice> {
@@ -334,9 +334,20 @@ impl Backend for InProcess {
         Ok(())
     }
 
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
-        self.post(Message::Answer(token, answer));
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
+        self.post(Message::Answer(token, Ok(answer)));
         Ok(())
+    }
+
+    fn refuse(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        self.post(Message::Answer(token, Err(refused(why, private_data))));
+    }
+}
+
+const fn refused(reason: Refusal, private_data: Vec<u8>) -> ConnectError {
+    ConnectError::Refused {
+        reason,
+        private_data,
     }
 }
 

@@ -17,10 +17,13 @@ mod in_process;
 pub mod mpa;
 mod notice;
 mod ping;
+mod port_space;
 
 pub use connector::{
-    Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
+    Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, Withdrawal,
+    flush,
 };
 pub use datagrams::{DatagramListener, DatagramQuestion, DatagramService};
 pub use in_process::InProcess;
+pub use port_space::PortSpace;
 pub use verbs_api::provider::backend::{ConnectError, Phase, PrivateDataLimits, Refusal};

@@ -86,15 +86,13 @@ impl QueuePairs {
                 let receiver = (destination, source, req.qpn);
                 let port = rdma_cm::port_of(req.service_id);
                 let port = port.filter(|(space, _)| *space == port_space::TCP);
-                let Some(is_v6) = port.and_then(|(_, port)| is_v6(port)) else {
+                let is_v6 = port.and_then(|(_, port)| is_v6(port));
+                let (Some(is_v6), Some(path_mtu)) = (is_v6, req.path_mtu_bytes()) else {
                     self.requests.remove(&at);
                     self.receivers.remove(&receiver);
                     return None;
                 };
-                let request = Request {
-                    is_v6,
-                    path_mtu: 128 << req.path_mtu,
-                };
+                let request = Request { is_v6, path_mtu };
                 self.requests.insert(at, request);
                 self.receiver(receiver, req.local_comm_id, request, req.starting_psn);
                 connect(private_data.get(RdmaCm::LEN..)?, is_v6, complaints)

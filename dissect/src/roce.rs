@@ -354,12 +354,15 @@ fn management(mad: &Mad<'_>, complaints: &mut Vec<String>) -> Management {
         };
     }
     match cm::decode(mad) {
-        Ok(message) => Management {
-            header,
-            rdma_cm: rdma_cm_of(&message),
-            content: ManagementContent::Cm(message),
-            rds: None,
-        },
+        Ok(message) => {
+            complaints.extend(reserved_mtu(&message));
+            Management {
+                header,
+                rdma_cm: rdma_cm_of(&message),
+                content: ManagementContent::Cm(message),
+                rds: None,
+            }
+        }
         Err(reject) => {
             complaints.push(format!("no message of the connection manager: {reject}"));
             Management {
@@ -369,6 +372,16 @@ fn management(mad: &Mad<'_>, complaints: &mut Vec<String>) -> Management {
                 rds: None,
             }
         }
+    }
+}
+
+fn reserved_mtu(message: &cm::Message) -> Option<String> {
+    match message {
+        cm::Message::Req(req) if req.path_mtu_bytes().is_none() => Some(format!(
+            "a request with the path MTU code {}, which is reserved: 1 to 5 are 256 to 4096 bytes",
+            req.path_mtu
+        )),
+        _ => None,
     }
 }
 

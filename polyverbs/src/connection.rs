@@ -13,8 +13,8 @@ pub use polyverbs_io::source_of;
 
 pub use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, DatagramListener,
-    DatagramQuestion, DatagramService, Incoming, Listener, Phase, PrivateDataLimits, ReadLimits,
-    Refusal, flush,
+    DatagramQuestion, DatagramService, Incoming, Listener, Phase, PortSpace, PrivateDataLimits,
+    ReadLimits, Refusal, Withdrawal, flush,
 };
 
 /// Returns the devices of a registry from which an address can be reached: those at the source address of the route to it.

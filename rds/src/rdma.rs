@@ -27,12 +27,13 @@ bitflags! {
     /// Flags of RDMA operations, atomics and memory registrations, with the values that Linux uses.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RdmaFlags: u64 {
-        /// Operation: it writes to the peer's memory; without the flag it reads. Registration: without effect, because
-        /// peers may always do both.
+        /// Operation: it writes to the peer's memory; without the flag it reads. Registration: without effect, as with Linux,
+        /// where peers may read and write the memory whatever the flag says.
         const READWRITE = 0x01;
         /// Operation: the message that goes with it waits until the operation has completed.
         const FENCE = 0x02;
-        /// Registration: peers lose access to the memory as soon as it is freed. Without effect, because they always do.
+        /// Registration: peers lose access to the memory as soon as it is freed. Without effect, because they always do; Linux
+        /// may keep memory without the flag registered until it has freed more.
         const INVALIDATE = 0x04;
         /// Registration: the memory is freed automatically when a peer reports that it has used it.
         const USE_ONCE = 0x08;

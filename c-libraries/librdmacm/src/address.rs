@@ -11,7 +11,8 @@ pub use polyverbs_abi::address::{length, none, write};
 /// Reads the address at a program's pointer.
 ///
 /// # Errors
-/// The pointer is null, or the address is neither IPv4 nor IPv6, which rdma-core's library refuses alike.
+/// The pointer is null, or the address is neither IPv4 nor IPv6: `EINVAL`, with which rdma-core's library refuses it. One of
+/// InfiniBand (`AF_IB`) is `ENODEV`, as with Linux where no port is InfiniBand's.
 ///
 /// # Safety
 /// The pointer is null, or an address of its family's length is readable there.
@@ -24,6 +25,7 @@ pub unsafe fn read(address: *const libc::sockaddr) -> Result<SocketAddr, Errno> 
         libc::AF_INET => copied.v4 = unsafe { *address.cast() },
         // SAFETY: the family says so.
         libc::AF_INET6 => copied.v6 = unsafe { *address.cast() },
+        libc::AF_IB => return Err(Errno(libc::ENODEV)),
         _ => {}
     }
     polyverbs_abi::address::read(&copied).ok_or(Errno::INVAL)

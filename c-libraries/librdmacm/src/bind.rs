@@ -5,10 +5,10 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use polyverbs_connection::{ConnectError, DatagramListener, Listener};
+use polyverbs_connection::{ConnectError, Connector, DatagramListener, Listener};
 use polyverbs_libibverbs::errno::Errno;
 
-use crate::abi::{RdmaCmId, event};
+use crate::abi::{RdmaCmId, event, port_space};
 use crate::address;
 use crate::device::{self, CmDevice, Service};
 use crate::errno::{self, done};
@@ -29,8 +29,8 @@ pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Re
     }
     state.has_assigned_port = local.port() == 0;
     let port = match state.has_assigned_port {
-        true => Port::assign(id::service(public), local, state.options.sharing)?,
-        false => Port::take(id::service(public), local, state.options.sharing)?,
+        true => Port::assign(public.ps, local, state.options.sharing)?,
+        false => Port::take(public.ps, local, state.options.sharing)?,
     };
     let local = port.at();
     state.port = Some(port);
@@ -66,6 +66,10 @@ fn bind_at(
         return Ok(());
     }
     let device = device::at(local, id::service(public))?;
+    if public.ps == port_space::IPOIB {
+        // Only InfiniBand's ports have IP over InfiniBand.
+        return Err(Errno::INVAL);
+    }
     id::bound(public, own, &device, local)
 }
 
@@ -155,7 +159,7 @@ pub(crate) fn at_free_port<T>(
         else {
             break;
         };
-        let Ok(other) = Port::assign(id::service(public), local, sharing) else {
+        let Ok(other) = Port::assign(public.ps, local, sharing) else {
             break;
         };
         show_local(public, own, other.at());
@@ -176,15 +180,22 @@ fn listeners_at(
 ) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, Errno> {
     let service = id::service(public);
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
+    let has_space = public.ps != port_space::IPOIB;
     let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
     // A listener at the IPv6 wildcard address accepts both families, unless `RDMA_OPTION_ID_AFONLY` is set.
     let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
-    devices.retain(|device| takes_both || same_family(device));
-    let listeners = at_free_port(public, own, |port| self::listeners(&devices, service, port));
+    devices.retain(|device| has_space && (takes_both || same_family(device)));
+    let connectors: Vec<_> = devices
+        .iter()
+        .map(|device| (device, id::connector(public, device)))
+        .collect();
+    let listeners = at_free_port(public, own, |port| {
+        self::listeners(&connectors, service, port)
+    });
     let listeners = listeners.map_err(|error| errno::of(&error))?;
-    // If no device has an address of the family, listening at the wildcard address succeeds without effect, as with the
-    // kernel.
+    // If no device has an address of the family or the port space, listening at the wildcard address succeeds without effect, as
+    // with the kernel.
     if listeners.is_empty() && at.is_some() {
         return Err(Errno(libc::ENODEV));
     }
@@ -192,25 +203,25 @@ fn listeners_at(
 }
 
 fn listeners(
-    devices: &[Arc<CmDevice>],
+    connectors: &[(&Arc<CmDevice>, &Connector)],
     service: Service,
     port: u16,
 ) -> Result<Vec<(Arc<CmDevice>, DeviceListener)>, ConnectError> {
-    let at = |device: &Arc<CmDevice>| SocketAddr::new(device.address(), port);
-    let listener = |device: &Arc<CmDevice>| -> Result<DeviceListener, ConnectError> {
+    let listener = |connector: &Connector, at| -> Result<DeviceListener, ConnectError> {
         match service {
             Service::Connections => {
-                let listener = device.connector.listen(at(device), BACKLOG)?;
+                let listener = connector.listen(at, BACKLOG)?;
                 Ok(DeviceListener::Connections(Arc::new(listener)))
             }
             Service::Datagrams => {
-                let listener = device.connector.listen_datagrams(at(device), BACKLOG)?;
+                let listener = connector.listen_datagrams(at, BACKLOG)?;
                 Ok(DeviceListener::Datagrams(Arc::new(listener)))
             }
         }
     };
-    let each = devices.iter().map(|device| {
-        let listener = listener(device).inspect_err(|error| device.report(error));
+    let each = connectors.iter().map(|&(device, connector)| {
+        let at = SocketAddr::new(device.address(), port);
+        let listener = listener(connector, at).inspect_err(|error| device.report(error));
         Ok((Arc::clone(device), listener?))
     });
     those_that_listen(each)

@@ -14,14 +14,14 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, PathOptions, Qp, Started, Transport};
+use verbs_api::{Access, PathOptions, Qp, Started, Transport, VerbError};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
 use crate::device::{CmDevice, Service};
 use crate::errno::{self, done};
 use crate::id::{self, Own};
 use crate::qp::QKEY;
-use crate::state::{Data, Inner, Part, State};
+use crate::state::{Data, Inner, Part, PeerParams, State};
 use crate::{bind, events};
 
 // The parameters of a connection that the program passes, converted from `rdma_conn_param`.
@@ -30,6 +30,7 @@ struct ConnParams {
     reads: ReadLimits,
     retry_count: u8,
     rnr_retry_count: u8,
+    flow_control: bool,
     qp_num: u32,
 }
 
@@ -57,6 +58,7 @@ impl ConnParams {
                 },
                 retry_count: 7,
                 rnr_retry_count: FOREVER,
+                flow_control: false,
                 qp_num: 0,
             });
         };
@@ -78,6 +80,8 @@ impl ConnParams {
             },
             retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count.min(7),
+            // The messages have one bit of it.
+            flow_control: param.flow_control & 1 != 0,
             qp_num: param.qp_num,
         })
     }
@@ -97,8 +101,9 @@ impl ConnParams {
         }
         let options = ConnectionOptions::new()
             .path(path_options)
-            .retries_as_asked()
+            .as_peer_asks()
             .reads(self.reads.inbound, self.reads.outbound)
+            .flow_control(self.flow_control)
             .private_data(&self.private_data);
         match named.is_programs && device.transport() == Transport::InfiniBand {
             true => options.brought_up_by_program(state.psn),
@@ -180,7 +185,8 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
         let wanted = unsafe { ConnParams::read(param, public, &device) }?;
         if id::service(public) == Service::Datagrams {
             own.inner.lock().part = Part::Busy;
-            ask(&own.inner, &device, to, &wanted.private_data)?;
+            let asked = id::connector(public, &device).resolve(to, &wanted.private_data);
+            report_answer(&own.inner, &device, asked)?;
         } else {
             // SAFETY: as the caller promises.
             let named = unsafe { ConnectingQp::of(public, wanted.qp_num) }?;
@@ -221,16 +227,21 @@ fn begin(
     options: &ConnectionOptions,
 ) -> Result<(), Errno> {
     let (transport, is_programs) = (device.transport(), named.is_programs);
+    let connector = id::connector(public, device);
     let asked = bind::at_free_port(public, own, |port| {
         let options = options.clone().source_port(port);
-        let asked = device.connector.request(&named.qp, to, options);
-        match asked.is_done() {
-            true => Ok(Started::ready(Ok(asked.wait()?))),
-            false => Ok(asked),
-        }
+        let (asked, withdrawal) = connector.begin_request(&named.qp, to, options)?;
+        let asked = match asked.is_done() {
+            true => Started::ready(Ok(asked.wait()?)),
+            false => asked,
+        };
+        Ok((asked, withdrawal))
     });
     let asked = match asked {
-        Ok(asked) => asked,
+        Ok((asked, withdrawal)) => {
+            own.inner.lock().part = Part::Asking(withdrawal);
+            asked
+        }
         Err(error) => {
             if let Some(errno) = refused_at_once(&own.inner, &error) {
                 return Err(errno);
@@ -243,6 +254,8 @@ fn begin(
         let Some(this) = weak.upgrade() else { return };
         match asked {
             Ok(accepted) => answered(&this, accepted, is_programs, transport),
+            // The program has withdrawn the request.
+            Err(ConnectError::Verb(VerbError::Canceled)) => {}
             Err(error) => failed(&this, &error, transport),
         }
     });
@@ -252,8 +265,7 @@ fn begin(
 fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport: Transport) {
     let data = Data::Connection {
         private_data: accepted.private_data().to_vec(),
-        reads: accepted.reads(),
-        qp_num: accepted.remote_qpn().value(),
+        peer: (&accepted).into(),
     };
     // On iWARP the device has modified the QP, so that the program need not.
     if is_programs && transport == Transport::InfiniBand {
@@ -297,7 +309,7 @@ fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Over;
     flush_stream(this);
     this.post(event::ESTABLISHED, 0, data);
-    this.end();
+    this.end(0);
 }
 
 // Flushes the QP of an iWARP connection that has ended, as Linux's devices do. Programs that wait only for a completion
@@ -324,12 +336,17 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     let Some(device) = device else { return };
     let transport = device.transport();
     let weak = Arc::downgrade(this);
-    ended.on_done(move |_| {
+    ended.on_done(move |ended| {
         let Some(this) = weak.upgrade() else { return };
-        if transport == Transport::Iwarp {
-            flush_stream(&this);
+        match (transport, ended) {
+            (Transport::Iwarp, _) => {
+                flush_stream(&this);
+                this.end(0);
+            }
+            // The peer has not confirmed the end.
+            (_, Err(ConnectError::TimedOut)) => this.end(-libc::ETIMEDOUT),
+            _ => this.end(0),
         }
-        this.end();
     });
     if transport == Transport::InfiniBand {
         let weak = Arc::downgrade(this);
@@ -364,24 +381,18 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     };
     let data = Data::Connection {
         private_data,
-        reads: ReadLimits {
-            inbound: 0,
-            outbound: 0,
-        },
-        qp_num: 0,
+        peer: PeerParams::NONE,
     };
     this.lock().part = Part::Over;
     this.post(event, status, data);
 }
 
-// Sends a datagram service request (SIDR) for the number and Q_Key of the peer's UD QP.
-fn ask(
+// Reports the answer to a datagram service request (SIDR) for the number and Q_Key of the peer's UD QP.
+fn report_answer(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
-    to: SocketAddr,
-    private_data: &[u8],
+    asked: Started<DatagramService, ConnectError>,
 ) -> Result<(), Errno> {
-    let asked = device.connector.resolve(to, private_data);
     if asked.is_done() {
         let answer = asked.wait();
         if let Some(errno) = answer
@@ -498,8 +509,7 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                 drop(state);
                 let data = Data::Connection {
                     private_data: Vec::new(),
-                    reads: incoming.offered_reads(),
-                    qp_num: incoming.remote_qpn().value(),
+                    peer: (&incoming).into(),
                 };
                 let weak = Arc::downgrade(inner);
                 let transport = device.transport();
@@ -558,8 +568,13 @@ pub unsafe extern "C-unwind" fn reject(
             }
             Part::Questioned(question) => {
                 drop(state);
-                question.refuse();
-                Ok(())
+                question.reject(&private_data)
+            }
+            // Over iWARP only the accepting side may reject.
+            Part::Asking(withdrawal) if transport == Some(Transport::InfiniBand) => {
+                drop(state);
+                // If the answer has arrived, the identifier gets the part that it leads to.
+                return withdrawal.withdraw().then_some(()).ok_or(Errno::INVAL);
             }
             other => {
                 state.part = other;
@@ -671,7 +686,7 @@ fn steps(state: &State) -> Result<[QpAttributes; 3], Errno> {
     };
     let options = ConnectionOptions::new()
         .path(path_options(state).min_rnr_timer(LONGEST_RNR_TIMER))
-        .retries_as_asked()
+        .as_peer_asks()
         .brought_up_by_program(state.psn);
     let steps = incoming.steps(&options);
     steps.map_err(|error| errno::of(&error))

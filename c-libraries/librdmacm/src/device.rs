@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use polyverbs::connection::source_of;
-use polyverbs_connection::{ConnectError, Connector};
+use polyverbs_connection::{ConnectError, Connector, PortSpace};
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvPd};
 use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::device::{self, ListedDevice};
@@ -28,8 +28,8 @@ pub struct CmDevice {
     pub public: *mut IbvContext,
     /// The context of `verbs-api` that it stands for.
     pub context: Context,
-    /// The connection manager of the device.
-    pub connector: Connector,
+    // The connection manager of the device, by port space: that of IP addresses first.
+    connectors: [Connector; 2],
     // The PD of QPs for which the program names none; null until it is needed.
     pd: Mutex<*mut IbvPd>,
 }
@@ -47,14 +47,17 @@ impl CmDevice {
         }
         // SAFETY: just opened, and never closed.
         let context = unsafe { context::own(public) }?.context.clone();
-        let connector = Connector::of(&context)
-            .map_err(|error| crate::errno::of(&error))?
-            .with_private_data_as_sent();
+        let connector = |space| {
+            let connector = Connector::in_port_space(&context, space);
+            let connector = connector.map_err(|error| crate::errno::of(&error))?;
+            Ok::<_, Errno>(connector.with_private_data_as_sent())
+        };
+        let connectors = [connector(PortSpace::Ip)?, connector(PortSpace::Ib)?];
         Ok(Arc::new(Self {
             listed,
             public,
             context,
-            connector,
+            connectors,
             pd: Mutex::new(ptr::null_mut()),
         }))
     }
@@ -62,6 +65,15 @@ impl CmDevice {
     /// The IP address of the device.
     pub fn address(&self) -> IpAddr {
         self.listed.address()
+    }
+
+    /// The connection manager of the device for services in this port space.
+    pub const fn connector(&self, space: PortSpace) -> &Connector {
+        let [ip, ib] = &self.connectors;
+        match space {
+            PortSpace::Ip => ip,
+            PortSpace::Ib => ib,
+        }
     }
 
     /// The path in the form of address handle attributes, with the device's GID as its source.

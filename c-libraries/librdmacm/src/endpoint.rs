@@ -7,7 +7,7 @@ use std::ptr;
 use polyverbs_libibverbs::abi::{IbvPd, IbvQpCap, IbvQpInitAttr};
 use polyverbs_libibverbs::errno::Errno;
 
-use crate::abi::{RdmaAddrinfo, RdmaCmId, event, port_space};
+use crate::abi::{RdmaAddrinfo, RdmaCmId, event};
 use crate::errno::done;
 use crate::info::PASSIVE;
 use crate::state::Template;
@@ -31,18 +31,11 @@ pub unsafe extern "C-unwind" fn create(
     let (Some(place), Some(info)) = known else {
         return done(Err(Errno::INVAL));
     };
-    if !matches!(info.ai_port_space, port_space::TCP | port_space::UDP) {
-        return done(Err(Errno(libc::EPROTONOSUPPORT)));
-    }
-    // SAFETY: a channel of its own is made.
-    let made = unsafe {
-        id::make(
-            ptr::null_mut(),
-            ptr::null_mut(),
-            info.ai_port_space,
-            info.ai_qp_type,
-        )
-    };
+    let made = id::qp_type_of(info.ai_port_space).and_then(|_| {
+        let (ps, qp_type) = (info.ai_port_space, info.ai_qp_type);
+        // SAFETY: a channel of its own is made.
+        unsafe { id::make(ptr::null_mut(), ptr::null_mut(), ps, qp_type) }
+    });
     let made = made.and_then(|made| {
         // SAFETY: as the caller promises, and the identifier was just made.
         unsafe { prepare(made, info, pd, init) }.inspect_err(|_| {

@@ -4,7 +4,6 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use polyverbs_connection::ReadLimits;
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvGid, IbvGlobalRoute};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::qp::QpState;
@@ -15,7 +14,7 @@ use crate::abi::{
 use crate::errno::done;
 use crate::id::Own;
 use crate::qp::QKEY;
-use crate::state::{Data, Part, Queued};
+use crate::state::{Data, Part, PeerParams, Queued};
 use crate::{channel, id};
 
 /// The QP number to which multicast datagrams are sent.
@@ -77,7 +76,7 @@ fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
         Data::None => {}
         Data::Request(device, incoming) => {
             private_data = incoming.private_data().to_vec();
-            public.param.conn = conn_param(incoming.offered_reads(), incoming.remote_qpn().value());
+            public.param.conn = conn_param((&incoming).into());
             if let Some(count) = incoming.offered_retry_cnt() {
                 public.param.conn.retry_count = count;
             }
@@ -97,11 +96,10 @@ fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
         }
         Data::Connection {
             private_data: said,
-            reads,
-            qp_num,
+            peer,
         } => {
             private_data = said;
-            public.param.conn = conn_param(reads, qp_num);
+            public.param.conn = conn_param(peer);
         }
         Data::Datagrams {
             private_data: said,
@@ -149,17 +147,17 @@ pub(crate) const fn no_path() -> IbvAhAttr {
     }
 }
 
-const fn conn_param(reads: ReadLimits, qp_num: u32) -> RdmaConnParam {
+fn conn_param(peer: PeerParams) -> RdmaConnParam {
     RdmaConnParam {
         private_data: ptr::null(),
         private_data_len: 0,
-        responder_resources: reads.inbound,
-        initiator_depth: reads.outbound,
-        flow_control: 0,
+        responder_resources: peer.reads.inbound,
+        initiator_depth: peer.reads.outbound,
+        flow_control: peer.flow_control.into(),
         retry_count: 7,
         rnr_retry_count: 7,
-        srq: 0,
-        qp_num,
+        srq: peer.srq.into(),
+        qp_num: peer.qp_num,
     }
 }
 

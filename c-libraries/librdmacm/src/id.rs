@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::ptr;
 use std::sync::Arc;
 
+use polyverbs_connection::{Connector, PortSpace};
 use polyverbs_libibverbs::abi::{IbvGid, qp_type};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::object::Object;
@@ -47,19 +48,34 @@ pub unsafe fn own<'a>(id: *mut RdmaCmId) -> Result<(&'a mut RdmaCmId, &'a Own), 
     Ok((unsafe { &mut *id }, own))
 }
 
-fn service_of(ps: c_int) -> Service {
+/// The type of an identifier's queue pair, by its port space. In InfiniBand's space the program chooses it, and this is what it has
+/// without a choice.
+///
+/// # Errors
+/// There is no such port space.
+pub fn qp_type_of(ps: c_int) -> Result<c_int, Errno> {
     match ps {
-        port_space::UDP | port_space::IPOIB => Service::Datagrams,
-        _ => Service::Connections,
+        port_space::TCP | port_space::IB => Ok(qp_type::RC),
+        port_space::UDP | port_space::IPOIB => Ok(qp_type::UD),
+        _ => Err(Errno::INVAL),
     }
 }
 
 /// The kind of service of an identifier, by its port space and QP type.
 pub fn service(of: &RdmaCmId) -> Service {
-    if of.qp_type == qp_type::UD {
-        return Service::Datagrams;
+    let is_of_datagrams = matches!(of.ps, port_space::UDP | port_space::IPOIB);
+    match is_of_datagrams || of.qp_type == qp_type::UD {
+        true => Service::Datagrams,
+        false => Service::Connections,
     }
-    service_of(of.ps)
+}
+
+/// The connection manager of a device for the port space of an identifier.
+pub fn connector<'a>(of: &RdmaCmId, device: &'a CmDevice) -> &'a Connector {
+    device.connector(match of.ps {
+        port_space::IB => PortSpace::Ib,
+        _ => PortSpace::Ip,
+    })
 }
 
 fn public_part(
@@ -157,11 +173,26 @@ pub fn child(
         // SAFETY: just made, and nobody has it.
         unsafe { destroy(at) };
     })?;
+    let withdrawn = match &part {
+        Part::Asked(incoming) => Some(incoming.withdrawn()),
+        _ => None,
+    };
     let mut state = own.inner.lock();
     (state.part, state.remote, state.options) = (part, remote, options);
     drop(state);
     if let Some(remote) = remote {
         towards(public, own, device, remote);
+    }
+    // As with Linux, a program learns of this over iWARP when it answers.
+    if let Some(withdrawn) = withdrawn
+        && device.transport() == Transport::InfiniBand
+    {
+        let weak = Arc::downgrade(&own.inner);
+        withdrawn.on_done(move |_| {
+            if let Some(this) = weak.upgrade() {
+                this.withdrawn();
+            }
+        });
     }
     Ok(at)
 }
@@ -177,13 +208,7 @@ pub unsafe extern "C-unwind" fn create(
     ps: c_int,
 ) -> c_int {
     let made = || {
-        let qp_type = match ps {
-            port_space::TCP => qp_type::RC,
-            port_space::UDP => qp_type::UD,
-            // Without the addressing of InfiniBand, peers are addressed only by IP addresses.
-            port_space::IPOIB | port_space::IB => return Err(Errno(libc::EPROTONOSUPPORT)),
-            _ => return Err(Errno::INVAL),
-        };
+        let qp_type = qp_type_of(ps)?;
         // SAFETY: as the caller promises.
         let place = unsafe { id.as_mut() }.ok_or(Errno::INVAL)?;
         // SAFETY: as the caller promises.
@@ -215,6 +240,9 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
+        if let Part::Asking(withdrawal) = &part {
+            withdrawal.withdraw();
+        }
         // Dropping these informs the peer: a connection is ended, a request is rejected.
         drop((part, reserved));
         let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, &inner);

@@ -2,12 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
+use std::net::SocketAddr;
 use std::ptr;
 
 use polyverbs_libibverbs::abi::qp_type;
 use polyverbs_libibverbs::errno::Errno;
+use verbs_api::ids::Gid;
 
-use crate::abi::{RdmaAddrinfo, port_space};
+use crate::abi::{RdmaAddrinfo, SockaddrIb, port_space};
 use crate::errno::done;
 
 /// The flag `RAI_PASSIVE`: the program wants an address to listen at.
@@ -123,9 +125,12 @@ unsafe fn look_up(
     if hints.ai_flags & NUMERICHOST != 0 {
         wanted.ai_flags |= libc::AI_NUMERICHOST;
     }
-    wanted.ai_family = hints.ai_family;
+    // Names have IP addresses, also where the program wants one of InfiniBand.
+    if hints.ai_family != libc::AF_IB {
+        wanted.ai_family = hints.ai_family;
+    }
     wanted.ai_socktype = match (hints.ai_qp_type, hints.ai_port_space) {
-        (qp_type::UD, _) | (0, port_space::UDP) => libc::SOCK_DGRAM,
+        (qp_type::UD, _) | (0, port_space::UDP | port_space::IPOIB) => libc::SOCK_DGRAM,
         (0, 0) => 0,
         _ => libc::SOCK_STREAM,
     };
@@ -143,13 +148,7 @@ unsafe fn look_up(
             _ => Errno::INVAL,
         });
     };
-    // SAFETY: the entry's own address.
-    let copy = unsafe { copied(entry.ai_addr, entry.ai_addrlen) };
-    let (family, is_datagrams) = (entry.ai_family, entry.ai_socktype == libc::SOCK_DGRAM);
-    // SAFETY: what `getaddrinfo` made, once.
-    unsafe { libc::freeaddrinfo(first) };
-    let copy = copy?;
-    found.ai_family = family;
+    let is_datagrams = entry.ai_socktype == libc::SOCK_DGRAM;
     found.ai_qp_type = match hints.ai_qp_type {
         0 if is_datagrams => qp_type::UD,
         0 => qp_type::RC,
@@ -160,6 +159,21 @@ unsafe fn look_up(
         0 => port_space::TCP,
         chosen => chosen,
     };
+    let copy = match wants_gid(hints) {
+        true => {
+            found.ai_family = libc::AF_IB;
+            // SAFETY: the entry's own address.
+            unsafe { gid_at(entry.ai_addr, found.ai_port_space) }
+        }
+        false => {
+            found.ai_family = entry.ai_family;
+            // SAFETY: the entry's own address.
+            unsafe { copied(entry.ai_addr, entry.ai_addrlen) }
+        }
+    };
+    // SAFETY: what `getaddrinfo` made, once.
+    unsafe { libc::freeaddrinfo(first) };
+    let copy = copy?;
     if is_passive {
         found.ai_flags = PASSIVE;
         (found.ai_src_addr, found.ai_src_len) = copy;
@@ -167,6 +181,41 @@ unsafe fn look_up(
         (found.ai_dst_addr, found.ai_dst_len) = copy;
     }
     Ok(())
+}
+
+/// Whether the program wants a numeric address as a GID of InfiniBand.
+const fn wants_gid(hints: &RdmaAddrinfo) -> bool {
+    const NUMERIC: c_int = FAMILY | NUMERICHOST;
+    hints.ai_family == libc::AF_IB && hints.ai_flags & NUMERIC == NUMERIC
+}
+
+/// A copy of an IP address as the address of InfiniBand with the same GID, whose service ID has the port.
+///
+/// # Safety
+/// An IP address is readable there.
+unsafe fn gid_at(
+    address: *const libc::sockaddr,
+    space: c_int,
+) -> Result<(*mut libc::sockaddr, libc::socklen_t), Errno> {
+    // SAFETY: as the caller promises.
+    let address = unsafe { crate::address::read(address) }?;
+    let port = u64::from(address.port());
+    let port_mask: u64 = if port == 0 { 0 } else { 0xffff };
+    let (flowinfo, scope_id) = match address {
+        SocketAddr::V4(_) => (0, 0),
+        SocketAddr::V6(v6) => (v6.flowinfo(), v6.scope_id()),
+    };
+    let ib = SockaddrIb {
+        sib_family: libc::AF_IB as libc::sa_family_t,
+        sib_pkey: u16::MAX,
+        sib_flowinfo: flowinfo,
+        sib_addr: Gid::from(address.ip()).0,
+        sib_sid: ((space as u64) << 16 | port).to_be(),
+        sib_sid_mask: (!0xffff | port_mask).to_be(),
+        sib_scope_id: scope_id.into(),
+    };
+    // SAFETY: all bytes of the structure are readable.
+    unsafe { copied((&raw const ib).cast(), size_of_val(&ib) as libc::socklen_t) }
 }
 
 unsafe fn release(info: &mut RdmaAddrinfo) {

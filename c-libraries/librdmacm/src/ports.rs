@@ -1,6 +1,7 @@
 //! The ports of this process's identifiers. As with the kernel, an identifier keeps its port until it is destroyed.
 //! Conflicts with other processes are noticed only when it listens.
 
+use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::provider::{Mutex, PerProcess, random};
 
-use crate::device::{Service, udp_at};
+use crate::device::udp_at;
 
 /// Which other identifiers an identifier may share its port with.
 #[derive(Clone, Copy, Default)]
@@ -21,7 +22,8 @@ pub struct Sharing {
 
 struct Bound {
     number: u64,
-    service: Service,
+    // A value of `enum rdma_port_space`.
+    space: c_int,
     at: SocketAddr,
     sharing: Sharing,
 }
@@ -29,7 +31,7 @@ struct Bound {
 impl Bound {
     // Why this port and another identifier's cannot be taken at the same time.
     fn conflict(&self, other: &Self) -> Option<Errno> {
-        let is_same = other.service == self.service && other.at.port() == self.at.port();
+        let is_same = other.space == self.space && other.at.port() == self.at.port();
         let is_shared = other.sharing.reuses_address && self.sharing.reuses_address;
         // One of IPv4 is for IPv4 alone.
         let is_alone = |of: &Self| of.at.is_ipv4() || of.sharing.is_alone_in_family;
@@ -93,13 +95,13 @@ impl Port {
     /// # Errors
     /// Another identifier has it: at this address, or one of the two at any address. It is privileged, and the process may not
     /// take it.
-    pub(crate) fn take(service: Service, at: SocketAddr, sharing: Sharing) -> Result<Self, Errno> {
+    pub(crate) fn take(space: c_int, at: SocketAddr, sharing: Sharing) -> Result<Self, Errno> {
         if is_forbidden(at) {
             return Err(Errno(libc::EACCES));
         }
         let one = Bound {
             number: TAKEN.fetch_add(1, Ordering::Relaxed),
-            service,
+            space,
             at,
             sharing,
         };
@@ -144,13 +146,13 @@ impl Port {
     /// # Errors
     /// All ports are taken.
     pub(crate) fn assign(
-        service: Service,
+        space: c_int,
         mut at: SocketAddr,
         sharing: Sharing,
     ) -> Result<Self, Errno> {
         for port in some_ports() {
             at.set_port(port);
-            if let Ok(port) = Self::take(service, at, sharing) {
+            if let Ok(port) = Self::take(space, at, sharing) {
                 return Ok(port);
             }
         }
@@ -172,6 +174,7 @@ impl Drop for Port {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::port_space;
 
     #[test]
     fn ipv4_and_ipv6_alone_share_a_port_in_both_orders() {
@@ -180,7 +183,7 @@ mod tests {
                 is_alone_in_family,
                 ..Sharing::default()
             };
-            Port::take(Service::Connections, at.parse().unwrap(), sharing)
+            Port::take(port_space::TCP, at.parse().unwrap(), sharing)
         };
         let (v4, v6) = ("0.0.0.0:60999", "[::]:60999");
         for [first, second] in [[(v4, false), (v6, true)], [(v6, true), (v4, false)]] {

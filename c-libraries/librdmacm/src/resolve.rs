@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
 
-use crate::abi::{RdmaCmId, event};
+use crate::abi::{RdmaCmId, event, port_space};
 use crate::device::CmDevice;
 use crate::errno::done;
 use crate::id::{self, Own};
@@ -47,7 +47,11 @@ pub unsafe extern "C-unwind" fn resolve_addr(
             bind::bind_to(public, own, source)?;
         }
         // Without a route the call fails; without a device the event says so.
-        let device = device_for(public, own, remote)?;
+        let device = device_for(public, own, remote)?.and_then(|device| match public.ps {
+            // Only InfiniBand's ports have IP over InfiniBand.
+            port_space::IPOIB => Err(Errno::INVAL),
+            _ => Ok(device),
+        });
         let (event, status) = match device.and_then(|device| reach(public, own, &device, remote)) {
             Ok(()) => (event::ADDR_RESOLVED, 0),
             Err(errno) => (event::ADDR_ERROR, -errno.0),

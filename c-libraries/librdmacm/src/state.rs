@@ -9,6 +9,7 @@ use std::sync::{Arc, MutexGuard};
 
 use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
+    Withdrawal,
 };
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpEx, IbvQpInitAttr};
 use polyverbs_libibverbs::errno::Errno;
@@ -110,8 +111,10 @@ pub enum Part {
     Asked(Incoming),
     /// The identifier stands for a datagram service request (SIDR) that the program has not answered.
     Questioned(DatagramQuestion),
-    /// A call such as `rdma_connect` is in progress.
+    /// A call such as `rdma_accept` is in progress.
     Busy,
+    /// The peer has not answered the identifier's connection request yet.
+    Asking(Withdrawal),
     /// The peer has accepted the connection, and the program has to call `rdma_establish`.
     Answered(Accepted),
     /// The identifier is one side of an established connection.
@@ -169,10 +172,8 @@ pub enum Data {
     Connection {
         /// The private data of the peer.
         private_data: Vec<u8>,
-        /// The numbers of RDMA reads that may be outstanding, from this side's point of view.
-        reads: ReadLimits,
-        /// The number of the peer's QP.
-        qp_num: u32,
+        /// The other parameters of the peer.
+        peer: PeerParams,
     },
     /// The destination of datagrams to a peer's service.
     Datagrams {
@@ -196,6 +197,54 @@ pub enum Data {
 
 // SAFETY: the pointer is the program's, and only handed back to it.
 unsafe impl Send for Data {}
+
+/// What the peer's request or reply says, apart from its private data.
+#[derive(Clone, Copy)]
+pub struct PeerParams {
+    /// The numbers of RDMA reads that may be outstanding, from this side's point of view.
+    pub reads: ReadLimits,
+    /// The number of the peer's QP.
+    pub qp_num: u32,
+    /// Whether the peer's program asks for end-to-end flow control.
+    pub flow_control: bool,
+    /// Whether the peer's QP has an SRQ.
+    pub srq: bool,
+}
+
+impl PeerParams {
+    /// No parameters: the peer has sent none.
+    pub const NONE: Self = Self {
+        reads: ReadLimits {
+            inbound: 0,
+            outbound: 0,
+        },
+        qp_num: 0,
+        flow_control: false,
+        srq: false,
+    };
+}
+
+impl From<&Accepted> for PeerParams {
+    fn from(accepted: &Accepted) -> Self {
+        Self {
+            reads: accepted.reads(),
+            qp_num: accepted.remote_qpn().value(),
+            flow_control: accepted.offered_flow_control(),
+            srq: accepted.offered_srq(),
+        }
+    }
+}
+
+impl From<&Incoming> for PeerParams {
+    fn from(incoming: &Incoming) -> Self {
+        Self {
+            reads: incoming.offered_reads(),
+            qp_num: incoming.remote_qpn().value(),
+            flow_control: incoming.offered_flow_control(),
+            srq: incoming.offered_srq(),
+        }
+    }
+}
 
 impl Inner {
     /// The state of a new identifier, whose public structure does not exist yet.
@@ -301,13 +350,31 @@ impl Inner {
         Ok(())
     }
 
+    /// Handles that the peer has withdrawn its connection request, which the program can no longer answer.
+    pub fn withdrawn(self: &Arc<Self>) {
+        // The reason of the REJ by which a request is withdrawn: the peer waits no longer.
+        const TIMEOUT: c_int = 4;
+        let mut state = self.lock();
+        if !matches!(state.part, Part::Asked(_)) {
+            return;
+        }
+        let part = std::mem::replace(&mut state.part, Part::Over);
+        drop(state);
+        drop(part);
+        let data = Data::Connection {
+            private_data: Vec::new(),
+            peer: PeerParams::NONE,
+        };
+        self.post(event::REJECTED, TIMEOUT, data);
+    }
+
     /// Handles the end of the connection: reports it to the program, once.
-    pub fn end(self: &Arc<Self>) {
+    pub fn end(self: &Arc<Self>, status: c_int) {
         let mut state = self.lock();
         let was_over = std::mem::replace(&mut state.is_over, true);
         drop(state);
         if !was_over {
-            self.post(event::DISCONNECTED, 0, Data::None);
+            self.post(event::DISCONNECTED, status, Data::None);
         }
     }
 }

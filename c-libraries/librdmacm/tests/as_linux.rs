@@ -5,20 +5,34 @@ mod cm;
 
 use std::ffi::{c_int, c_void};
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel as messages};
 use std::{ptr, thread};
 
-use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, qp_type};
+use polyverbs::emulated::{EmulatedOptions, device_at};
+use polyverbs::{Context, Requirements};
+use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, IbvSrqInitAttr, qp_type};
 use polyverbs_libibverbs::qp as verbs_qp;
-use polyverbs_librdmacm::abi::{RdmaCmId, RdmaConnParam, RdmaEventChannel, event, port_space};
+use polyverbs_librdmacm::abi::{
+    RdmaAddrinfo, RdmaCmId, RdmaConnParam, RdmaEventChannel, SockaddrIb, event, port_space,
+};
 use polyverbs_librdmacm::rsocket::calls;
-use polyverbs_librdmacm::{bind, channel, connect, endpoint, id, multicast, options, qp, resolve};
+use polyverbs_librdmacm::{
+    bind, channel, connect, endpoint, id, info, multicast, options, qp, resolve,
+};
+use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_wire::mad;
+use polyverbs_wire::mad::cm::{Message, Req, Rtu, decode, header_of};
+use polyverbs_wire::mad::rdma_cm::{self, RdmaCm, service_id};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use verbs_api::ids::{Gid, Qpn};
+use verbs_api::provider::carrier::{Carrier, ManagementPort, ManagementSink};
 use verbs_api::qp::QpState;
 
 use cm::{
     asking, call, create_qp, destroy_all, fetch, is_empty, listening, new_id, next, private_data,
-    qp_state, queue_pair, refused, resolved, sockaddr, zeroed,
+    qp_state, queue_pair, refused, resolved, resolved_in, sockaddr, zeroed,
 };
 
 const DEVICES: &str = r#"
@@ -30,9 +44,12 @@ transport = "iwarp"
 "#;
 const ROCE: &str = "127.0.41.35";
 const IWARP: &str = "127.0.41.36";
+/// The address of a device that is not the library's.
+const FOREIGN: &str = "127.0.41.37";
 
 const ID: c_int = 0;
 const IB: c_int = 1;
+const TOS: c_int = 0;
 const REUSE_ADDRESS: c_int = 1;
 const ALONE_IN_FAMILY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
@@ -323,6 +340,239 @@ fn each_side_retries_as_often_as_its_peer_asks() {
     call!(channel::destroy(server_channel));
 }
 
+/// The next event, of this kind and acknowledged: its identifier, and the parameters of the peer.
+fn parameters(channel: *mut RdmaEventChannel, kind: c_int) -> (*mut RdmaCmId, RdmaConnParam) {
+    let fetched = fetch(channel);
+    let (told, of, param) = call!(((*fetched).event, (*fetched).id, (*fetched).param.conn));
+    assert_eq!(told, kind);
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    (of, param)
+}
+
+#[test]
+fn the_peer_sees_flow_control_and_srq_over_infiniband() {
+    on_each(|ip| {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let (listener, to) = listening(server_channel, ip);
+        // The messages have one bit of the number.
+        let told = |value: u8| if ip == ROCE { value & 1 } else { 0 };
+        for [asks, answers] in [[1, 0], [0, 1], [2, 3]] {
+            let client = resolved(channel, to);
+            let mut param: RdmaConnParam = zeroed();
+            param.flow_control = asks;
+            assert_eq!(call!(connect::connect(client, &raw mut param)), 0);
+            let (server, seen) = parameters(server_channel, event::CONNECT_REQUEST);
+            assert_eq!((seen.flow_control, seen.srq), (told(asks), 0));
+            let mut queue: IbvSrqInitAttr = zeroed();
+            (queue.attr.max_wr, queue.attr.max_sge) = (1, 1);
+            let no_pd = ptr::null_mut();
+            assert_eq!(call!(qp::create_srq(server, no_pd, &raw mut queue)), 0);
+            create_qp(server);
+            param.flow_control = answers;
+            assert_eq!(call!(connect::accept(server, &raw mut param)), 0);
+            let (of, seen) = parameters(channel, event::ESTABLISHED);
+            assert_eq!(of, client);
+            assert_eq!((seen.flow_control, seen.srq), (told(answers), told(1)));
+            assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+            destroy_all([client, server]);
+        }
+        call!(endpoint::destroy(listener));
+        call!(channel::destroy(channel));
+        call!(channel::destroy(server_channel));
+    });
+}
+
+#[test]
+fn the_accepting_side_has_the_traffic_class_of_the_request() {
+    const ASKED: u8 = 0x68;
+    configure();
+    let (channel, server_channel) = (channel::create(), channel::create());
+    let (listener, to) = listening(server_channel, ROCE);
+    let client = new_id(channel, port_space::TCP);
+    assert_eq!(set(client, ID, TOS, ASKED), 0);
+    assert_eq!(resolve(client, &to.to_string()), 0);
+    assert_eq!(next(channel), (event::ADDR_RESOLVED, client, 0));
+    resolve_route(client, channel);
+    create_qp(client);
+    assert_eq!(connect(client), 0);
+    let server = request(server_channel);
+    assert_eq!(set(server, ID, TOS, 0x20_u8), 0);
+    create_qp(server);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+    assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+    let classes = [client, server].map(|of| queried(of).ah_attr.grh.traffic_class);
+    assert_eq!(classes, [ASKED, ASKED]);
+    destroy_all([listener, client, server]);
+    call!(channel::destroy(channel));
+    call!(channel::destroy(server_channel));
+}
+
+#[test]
+fn a_request_is_withdrawn_over_infiniband_only() {
+    const TIMEOUT: c_int = 4;
+    on_each(|ip| {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let (listener, to) = listening(server_channel, ip);
+        let client = asking(channel, to);
+        let server = request(server_channel);
+        create_qp(server);
+        let withdraw = || call!(connect::reject(client, ptr::null(), 0));
+        let accept = |server| call!(connect::accept(server, ptr::null_mut()));
+        if ip == IWARP {
+            refused(withdraw(), libc::EINVAL);
+            assert_eq!(accept(server), 0);
+            assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+            assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+            destroy_all([client, server]);
+        } else {
+            assert_eq!(withdraw(), 0);
+            refused(withdraw(), libc::EINVAL);
+            refused(connect(client), libc::EINVAL);
+            assert_eq!(next(server_channel), (event::REJECTED, server, TIMEOUT));
+            refused(accept(server), libc::EINVAL);
+            // A destroyed identifier withdraws its request, too.
+            let second = asking(channel, to);
+            let other = request(server_channel);
+            call!(endpoint::destroy(second));
+            assert_eq!(next(server_channel), (event::REJECTED, other, TIMEOUT));
+            is_empty(channel);
+            is_empty(server_channel);
+            destroy_all([client, server, other]);
+        }
+        call!(endpoint::destroy(listener));
+        call!(channel::destroy(channel));
+        call!(channel::destroy(server_channel));
+    });
+}
+
+#[test]
+fn the_asking_side_may_reject_the_answer() {
+    const CONSUMER: c_int = 28;
+    const SAID: &[u8] = b"too slow";
+    configure();
+    let (channel, server_channel) = (channel::create(), channel::create());
+    let (listener, to) = listening(server_channel, ROCE);
+    let client = resolved(channel, to);
+    // The identifier does not have the queue pair, so that the program gets the answer before it completes the connection.
+    let own = call!((*client).qp);
+    call!((*client).qp = ptr::null_mut());
+    let mut param: RdmaConnParam = zeroed();
+    param.qp_num = call!((*own).qp_num);
+    assert_eq!(call!(connect::connect(client, &raw mut param)), 0);
+    let server = request(server_channel);
+    create_qp(server);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    assert_eq!(next(channel), (event::CONNECT_RESPONSE, client, 0));
+    let (at, length) = (SAID.as_ptr().cast(), SAID.len() as u8);
+    assert_eq!(call!(connect::reject(client, at, length)), 0);
+    refused(call!(connect::establish(client)), libc::EINVAL);
+    let fetched = fetch(server_channel);
+    let told = call!(((*fetched).event, (*fetched).id, (*fetched).status));
+    assert_eq!(told, (event::REJECTED, server, CONSUMER));
+    assert!(private_data(fetched).starts_with(SAID));
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    is_empty(channel);
+    call!((*client).qp = own);
+    destroy_all([listener, client, server]);
+    call!(channel::destroy(channel));
+    call!(channel::destroy(server_channel));
+}
+
+/// The connection manager of a foreign device, which hands its messages to the test and sends only those of the test.
+struct Foreign {
+    _context: Context,
+    port: Arc<dyn ManagementPort>,
+    received: Receiver<Message>,
+}
+
+struct Received(Sender<Message>);
+
+impl ManagementSink for Received {
+    fn datagram(&self, _: IpAddr, datagram: &[u8]) {
+        let message = decode(&mad::decode(datagram).unwrap()).unwrap();
+        // The test may have ended.
+        let _ = self.0.send(message);
+    }
+
+    fn refused(&self, _: IpAddr, _: i32) {}
+
+    fn traffic(&self, _: Qpn) {}
+
+    fn due(&self) {}
+}
+
+impl Foreign {
+    fn new(address: IpAddr) -> Self {
+        let device = device_at("ib0", address, &EmulatedOptions::default()).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        let Some(Carrier::Datagrams(port)) = context.carrier() else {
+            panic!("no queue pair 1");
+        };
+        let (sender, received) = messages();
+        port.attach(&mut || Arc::new(Received(sender.clone())));
+        Self {
+            _context: context,
+            port,
+            received,
+        }
+    }
+
+    fn send(&self, to: SocketAddr, message: impl Into<Message>) {
+        let message = message.into();
+        let datagram = mad::encode(&header_of(&message, 1), &message.to_data());
+        self.port.send(to.ip(), &datagram);
+        self.port.progress();
+    }
+}
+
+// The request of the peer allows two seconds for the answer to a message, with all its repetitions: the test waits no longer.
+#[test]
+fn a_disconnect_that_the_peer_does_not_confirm_has_timed_out() {
+    configure();
+    let channel = channel::create();
+    let (listener, to) = listening(channel, ROCE);
+    let own: IpAddr = FOREIGN.parse().unwrap();
+    let peer = Foreign::new(own);
+    let (own_ids, _) = peer.port.communication_ids();
+    let comm_id = own_ids | 7;
+    let named = RdmaCm::new(own, 9, to.ip()).unwrap().to_view().0;
+    peer.send(
+        to,
+        Req {
+            local_comm_id: comm_id,
+            service_id: service_id(rdma_cm::port_space::TCP, to.port()),
+            ca_guid: 5,
+            qpn: 0x99,
+            path_mtu: 1,
+            local_response_timeout: 16,
+            max_cm_retries: 7,
+            primary_local_gid: Octets(Gid::from(own).0),
+            private_data: Octets::padded(&named).unwrap(),
+            ..Req::default()
+        },
+    );
+    let server = request(channel);
+    create_qp(server);
+    assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+    let Message::Rep(rep) = peer.received.recv().unwrap() else {
+        panic!("no reply");
+    };
+    let rtu = Rtu {
+        local_comm_id: comm_id,
+        remote_comm_id: rep.local_comm_id,
+        ..Rtu::default()
+    };
+    peer.send(to, rtu);
+    assert_eq!(next(channel), (event::ESTABLISHED, server, 0));
+    assert_eq!(call!(connect::disconnect(server)), 0);
+    let timed_out = (event::DISCONNECTED, server, -libc::ETIMEDOUT);
+    assert_eq!(next(channel), timed_out);
+    assert_eq!(next(channel), (event::TIMEWAIT_EXIT, server, 0));
+    destroy_all([server, listener]);
+    call!(channel::destroy(channel));
+}
+
 #[test]
 fn disconnecting_succeeds_where_nothing_is_connected() {
     on_each(|ip| {
@@ -433,6 +683,125 @@ fn a_refused_datagram_request_reports_the_status() {
     destroy_all([listener, early, client, server]);
     call!(channel::destroy(channel));
     call!(channel::destroy(server_channel));
+}
+
+#[test]
+fn a_rejected_datagram_request_gets_the_private_data() {
+    const SAID: &[u8] = b"not here";
+    configure();
+    let (channel, server_channel) = (channel::create(), channel::create());
+    let listener = new_id(server_channel, port_space::UDP);
+    assert_eq!(bind(listener, &format!("{ROCE}:7013")), 0);
+    assert_eq!(call!(bind::listen(listener, 1)), 0);
+    let client = datagrams(channel, &format!("{ROCE}:7013"));
+    resolve_route(client, channel);
+    assert_eq!(connect(client), 0);
+    let server = request(server_channel);
+    let (at, length) = (SAID.as_ptr().cast(), SAID.len() as u8);
+    assert_eq!(call!(connect::reject(server, at, length)), 0);
+    let fetched = fetch(channel);
+    assert_eq!(call!((*fetched).event), event::UNREACHABLE);
+    let told = private_data(fetched);
+    assert_eq!((&told[..SAID.len()], told.len()), (SAID, 136));
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    destroy_all([listener, client, server]);
+    call!(channel::destroy(channel));
+    call!(channel::destroy(server_channel));
+}
+
+#[test]
+fn services_of_two_port_spaces_share_a_port() {
+    const PORT: u16 = 7014;
+    const SPACES: [c_int; 2] = [port_space::TCP, port_space::IB];
+    on_each(|ip| {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let to = SocketAddr::new(ip.parse().unwrap(), PORT);
+        let listener = |space| {
+            let listener = new_id(server_channel, space);
+            assert_eq!(bind(listener, &to.to_string()), 0);
+            assert_eq!(call!(bind::listen(listener, 1)), 0);
+            listener
+        };
+        // A stream has one port for both.
+        let spaces = &SPACES[usize::from(ip == IWARP)..];
+        let listeners: Vec<_> = spaces.iter().map(|space| listener(*space)).collect();
+        for (&space, &listener) in spaces.iter().zip(&listeners) {
+            let client = resolved_in(space, channel, to);
+            assert_eq!(connect(client), 0);
+            let asked = fetch(server_channel);
+            let (server, of) = call!(((*asked).id, (*asked).listen_id));
+            assert_eq!((of, call!((*server).ps)), (listener, space));
+            assert_eq!(call!(channel::ack_event(asked)), 0);
+            create_qp(server);
+            assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+            assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+            assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+            destroy_all([client, server]);
+        }
+        destroy_all(listeners);
+        call!(channel::destroy(channel));
+        call!(channel::destroy(server_channel));
+    });
+}
+
+#[test]
+fn ip_over_infiniband_is_at_no_device_of_ethernet() {
+    configure();
+    let channel = channel::create();
+    let [id, everywhere] = [(); 2].map(|()| new_id(channel, port_space::IPOIB));
+    refused(bind(id, &format!("{ROCE}:0")), libc::EINVAL);
+    assert_eq!(resolve(id, &format!("{ROCE}:7471")), 0);
+    assert_eq!(next(channel), (event::ADDR_ERROR, id, -libc::EINVAL));
+    assert_eq!(bind(everywhere, "0.0.0.0:0"), 0);
+    assert_eq!(call!(bind::listen(everywhere, 1)), 0);
+    is_empty(channel);
+    destroy_all([id, everywhere]);
+    call!(channel::destroy(channel));
+}
+
+#[test]
+fn an_address_of_infiniband_is_at_no_device_of_ethernet() {
+    const NUMERICHOST: c_int = 1 << 1;
+    const FAMILY: c_int = 1 << 3;
+    configure();
+    let mut hints: RdmaAddrinfo = zeroed();
+    (hints.ai_family, hints.ai_port_space) = (libc::AF_IB, port_space::IB);
+    let mut look_up = |flags| {
+        hints.ai_flags = flags;
+        let (node, service) = (c"::ffff:127.0.41.35".as_ptr(), c"7471".as_ptr());
+        let mut found = ptr::null_mut();
+        let got = call!(info::get(node, service, &raw const hints, &raw mut found));
+        assert_eq!(got, 0);
+        found
+    };
+    let found = look_up(FAMILY | NUMERICHOST);
+    let to = call!((*found).ai_dst_addr);
+    let address = call!(*to.cast::<SockaddrIb>());
+    let own: IpAddr = ROCE.parse().unwrap();
+    assert_eq!(call!((*found).ai_family), libc::AF_IB);
+    assert_eq!(c_int::from(address.sib_family), libc::AF_IB);
+    assert_eq!(address.sib_addr, Gid::from(own).0);
+    let service = service_id(rdma_cm::port_space::IB, 7471);
+    assert_eq!(
+        (address.sib_sid, address.sib_sid_mask),
+        (service.to_be(), u64::MAX)
+    );
+    let channel = channel::create();
+    let id = new_id(channel, port_space::IB);
+    refused(call!(bind::bind_addr(id, to)), libc::ENODEV);
+    let source = ptr::null_mut();
+    refused(
+        call!(resolve::resolve_addr(id, source, to, 1)),
+        libc::ENODEV,
+    );
+    is_empty(channel);
+    assert_eq!(call!(id::destroy(id)), 0);
+    call!(channel::destroy(channel));
+    call!(info::free(found));
+    // A program that does not insist on numbers gets the IP address.
+    let found = look_up(FAMILY);
+    assert_eq!(call!((*found).ai_family), libc::AF_INET6);
+    call!(info::free(found));
 }
 
 fn join(id: *mut RdmaCmId, group: &str) -> c_int {

@@ -129,10 +129,6 @@ fn unsupported_arguments_fail_with_their_error_number() {
         call!(id::create(channel, &raw mut made, context, 7)),
         libc::EINVAL,
     );
-    refused(
-        call!(id::create(channel, &raw mut made, context, port_space::IB)),
-        libc::EPROTONOSUPPORT,
-    );
     let id = new_id(channel, port_space::TCP);
     // An address that is not of this machine, and one of no family of the internet.
     let mut foreign = sockaddr("192.0.2.77:1");

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use verbs_api::provider::backend::{ConnectError, Offer, Refusal};
 use verbs_api::qp::QpAttributes;
-use verbs_api::{PathOptions, Started, ids::Qpn};
+use verbs_api::{PathOptions, Started, VerbError, ids::Qpn};
 
 use super::connection::{Connection, settle};
 use super::offer::{agreed, copied, with_reads};
 use super::options::ReadLimits;
-use super::request::begin;
+use super::request::{Request, begin};
 use super::side::{Side, reject};
 use super::target::Target;
 
@@ -105,6 +105,16 @@ impl Accepted {
         self.peer.rnr_retry
     }
 
+    /// Returns whether the peer asks for end-to-end flow control; `false` where the transport does not convey it.
+    pub const fn offered_flow_control(&self) -> bool {
+        self.peer.flow_control
+    }
+
+    /// Returns whether the peer's queue pair has a shared receive queue; `false` where the transport does not convey it.
+    pub const fn offered_srq(&self) -> bool {
+        self.peer.srq
+    }
+
     /// Completes the connection: brings the queue pair to RTS, and sends the RTU message or its equivalent. If the peer has
     /// given up meanwhile, this fails with [`ConnectError::Aborted`], and the queue pair is either untouched or flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {
@@ -168,4 +178,29 @@ impl Drop for Accepted {
     }
 }
 
-opaque!(Accepted);
+/// Withdraws a request that [`Connector::begin_request`](crate::Connector::begin_request) has sent. Dropping it changes nothing.
+pub struct Withdrawal {
+    side: Arc<Side>,
+    request: Arc<Request<Accepted>>,
+}
+
+impl Withdrawal {
+    pub(super) fn new(side: &Arc<Side>, request: &Arc<Request<Accepted>>) -> Self {
+        Self {
+            side: Arc::clone(side),
+            request: Arc::clone(request),
+        }
+    }
+
+    /// Withdraws the request, which ends with [`VerbError::Canceled`]; the peer can no longer accept it. Returns `false` without
+    /// effect if the request has ended.
+    pub fn withdraw(&self) -> bool {
+        let is_first = self.request.try_end(Err(VerbError::Canceled.into()));
+        if is_first {
+            self.side.withdraw();
+        }
+        is_first
+    }
+}
+
+opaque!(Accepted, Withdrawal);

@@ -45,21 +45,25 @@ impl Connection {
 
     /// Completes when either side has ended the connection. The queue pair is not modified: its requests stay outstanding until
     /// [`disconnect`](Self::disconnect) or [`flush`].
+    ///
+    /// # Errors
+    /// [`ConnectError::TimedOut`] if this side has ended the connection, and the peer has not confirmed that in time. The
+    /// connection has ended nevertheless.
     pub fn disconnected(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
-        let is_over = state.is_over;
-        watch(is_over, &mut state.watchers)
+        let ended = state.ended.clone();
+        watch(ended, &mut state.watchers)
     }
 
     /// Completes when the connection's TIMEWAIT is over: InfiniBand's connection manager may use its communication IDs
     /// again. On other transports it completes when the connection has ended.
     pub fn timewait_exit(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
-        let timewait_is_over = state.timewait_is_over;
-        watch(timewait_is_over, &mut state.timewait_watchers)
+        let over = state.timewait_is_over.then_some(Ok(()));
+        watch(over, &mut state.timewait_watchers)
     }
 
-    /// Ends the connection, and flushes the queue pair when the peer has confirmed the end.
+    /// Ends the connection, and flushes the queue pair when the peer has confirmed the end or has not answered in time.
     ///
     /// # Errors
     /// [`ConnectError::Phase`] if the queue pair no longer exists; the connection has ended nevertheless.
@@ -73,7 +77,8 @@ impl Connection {
         self.side.tell_peer(&self.target.context, flush)
     }
 
-    /// Ends the connection, and completes when the peer has confirmed the end. The queue pair is not modified.
+    /// Ends the connection, and completes when the peer has confirmed the end or has not answered in time. The queue pair is not
+    /// modified.
     pub fn end(&self) -> Started<(), ConnectError> {
         let context = &self.target.context;
         self.side.tell_peer(context, |request| request.end(Ok(())))

@@ -50,8 +50,11 @@ pub(super) fn offer(
         inbound_reads: reads.inbound,
         outbound_reads: reads.outbound,
         path_mtu: path_mtu(context, &options.path)?,
+        traffic_class: Some(options.path.chosen_traffic_class()),
         retry_cnt: is_reliable.then(|| options.path.chosen_retry_cnt()),
         rnr_retry: is_reliable.then(|| options.path.chosen_rnr_retry()),
+        flow_control: options.flow_control,
+        srq: qp.has_srq(),
         private_data: options.private_data.clone(),
     })
 }
@@ -176,14 +179,15 @@ pub(super) fn refusal(event: CmEvent) -> ConnectError {
     }
 }
 
-/// The retry counts that the peer's request asks for, or its answer, which has none for timeouts.
-pub(super) fn with_retries(
-    options: PathOptions,
-    retry_cnt: Option<u8>,
-    rnr_retry: Option<u8>,
-) -> PathOptions {
-    let options = retry_cnt.map_or(options, |count| options.retry_cnt(count));
-    rnr_retry.map_or(options, |count| options.rnr_retry(count))
+/// Returns the options with the traffic class and the retry counts that the peer's offer asks for: those that its message has.
+pub(super) fn as_asked(options: PathOptions, peer: &Offer) -> PathOptions {
+    let class = peer.traffic_class;
+    let options = class.map_or(options, |class| options.traffic_class(class));
+    let options = peer
+        .retry_cnt
+        .map_or(options, |count| options.retry_cnt(count));
+    peer.rnr_retry
+        .map_or(options, |count| options.rnr_retry(count))
 }
 
 pub(super) fn with_reads(options: PathOptions, reads: ReadLimits) -> PathOptions {

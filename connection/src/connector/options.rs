@@ -27,7 +27,8 @@ pub struct ConnectionOptions {
     pub(super) reads: ReadLimits,
     pub(super) private_data: Vec<u8>,
     pub(super) source_port: u16,
-    pub(super) retries_as_asked: bool,
+    pub(super) as_peer_asks: bool,
+    pub(super) flow_control: bool,
     /// The PSN that the program chose; `None` unless it modifies the queue pair itself.
     pub(super) takes_psn: Option<Psn>,
 }
@@ -43,7 +44,8 @@ impl Default for ConnectionOptions {
             reads,
             private_data: Vec::new(),
             source_port: 0,
-            retries_as_asked: false,
+            as_peer_asks: false,
+            flow_control: false,
             takes_psn: None,
         }
     }
@@ -61,11 +63,17 @@ impl ConnectionOptions {
         self
     }
 
-    /// Retries as often as the peer asks for, as connections of Linux's RDMA connection manager do: by the request on the passive
-    /// side, and RNR retries by the answer on the active one. The counts of [`path`](Self::path) are then what this side asks for,
-    /// and what it does where the transport carries none.
-    pub const fn retries_as_asked(mut self) -> Self {
-        self.retries_as_asked = true;
+    /// Does what the peer asks for, as connections of Linux's RDMA connection manager do. The passive side retries as often as the
+    /// request says, and sends with its traffic class; the active side repeats RNR retries as often as the answer says. What
+    /// [`path`](Self::path) says is then what this side asks for, and what it does where the transport conveys nothing.
+    pub const fn as_peer_asks(mut self) -> Self {
+        self.as_peer_asks = true;
+        self
+    }
+
+    /// Asks the peer for end-to-end flow control, for which InfiniBand's messages have a bit. The queue pair is not changed by it.
+    pub const fn flow_control(mut self, flow_control: bool) -> Self {
+        self.flow_control = flow_control;
         self
     }
 

@@ -1,12 +1,13 @@
 //! The passive side: listeners, and the requests that they receive.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use polyverbs_engine::log_event;
 use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
-    ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Token,
+    CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Sink as _, Token,
 };
 use verbs_api::qp::{Half, QpAttributes, QpType};
 use verbs_api::{
@@ -19,12 +20,12 @@ use super::Connector;
 use super::accept::{Accept, AcceptProgress};
 use super::connection::Connection;
 use super::offer::{
-    agreed, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu, with_reads,
-    with_retries,
+    agreed, as_asked, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu,
+    with_reads,
 };
 use super::options::{ConnectionOptions, ReadLimits};
 use super::request::begin;
-use super::side::{Side, reject};
+use super::side::{Side, reject, watch};
 use super::target::Target;
 
 /// Listens for connection requests at an address. Dropping it ends that, and refuses the pending requests.
@@ -61,7 +62,11 @@ pub struct Listener {
 pub(super) struct IncomingQueue {
     pub(super) connector: Connector,
     pub(super) waiting: Arc<Backlog<Incoming>>,
+    pub(super) unanswered: Unanswered,
 }
+
+/// The sides of requests that a program has not answered, whether it has taken them or not.
+pub(super) type Unanswered = Arc<Mutex<BTreeMap<Token, Weak<Side>>>>;
 
 impl Listener {
     /// Returns the address at which it listens.
@@ -96,16 +101,23 @@ impl ListenSink<Offer> for IncomingQueue {
         self.connector.padding.pad(&mut offer.private_data, length);
         let side = Side::new(&self.connector);
         side.set_token(token);
+        let unanswered = Arc::clone(&self.unanswered);
+        unanswered.lock().insert(token, Arc::downgrade(&side));
         self.waiting.push(Incoming {
             side: Some(side),
             context: self.connector.context.clone(),
             peer: offer,
             others: Arc::downgrade(&self.waiting),
+            unanswered,
         });
     }
 
     fn withdrawn(&self, token: Token) {
+        let side = self.unanswered.lock().remove(&token);
         self.waiting.withdraw(token);
+        if let Some(side) = side.and_then(|side| side.upgrade()) {
+            side.event(CmEvent::Aborted);
+        }
     }
 }
 
@@ -115,7 +127,7 @@ impl QueuedRequest for Incoming {
     }
 
     fn refuse(mut self, why: Refusal) {
-        if let Some(side) = self.side.take() {
+        if let Some(side) = self.take_side() {
             let _ = reject(&side, why, b"");
         }
     }
@@ -129,6 +141,7 @@ pub struct Incoming {
     peer: Offer,
     /// The backlog of the listener.
     others: Weak<Backlog<Self>>,
+    unanswered: Unanswered,
 }
 
 impl Incoming {
@@ -179,8 +192,8 @@ impl Incoming {
 
     // How the queue pair is brought up: by the options, and by what the peer asks for.
     fn path(&self, options: &ConnectionOptions) -> PathOptions {
-        match options.retries_as_asked {
-            true => with_retries(options.path, self.peer.retry_cnt, self.peer.rnr_retry),
+        match options.as_peer_asks {
+            true => as_asked(options.path, &self.peer),
             false => options.path,
         }
     }
@@ -204,12 +217,46 @@ impl Incoming {
         self.peer.rnr_retry
     }
 
+    /// Returns whether the peer asks for end-to-end flow control; `false` where the transport does not convey it.
+    pub const fn offered_flow_control(&self) -> bool {
+        self.peer.flow_control
+    }
+
+    /// Returns whether the peer's queue pair has a shared receive queue; `false` where the transport does not convey it.
+    pub const fn offered_srq(&self) -> bool {
+        self.peer.srq
+    }
+
+    /// Completes when the peer has withdrawn the request, which can no longer be accepted then. It does not complete once the
+    /// program has answered.
+    pub fn withdrawn(&self) -> Started<(), ConnectError> {
+        let Some(side) = &self.side else {
+            return Started::ready(Err(ConnectError::NotConnected));
+        };
+        let mut state = side.lock();
+        let ended = state.ended.clone();
+        watch(ended, &mut state.watchers)
+    }
+
+    /// Takes the side for the program's answer, after which a withdrawal is an event of that answer.
+    fn take_side(&mut self) -> Option<Arc<Side>> {
+        let side = self.side.take()?;
+        let mut state = side.lock();
+        let (token, watchers) = (state.token, std::mem::take(&mut state.watchers));
+        drop(state);
+        drop(watchers);
+        if let Some(token) = token {
+            self.unanswered.lock().remove(&token);
+        }
+        Some(side)
+    }
+
     /// Refuses the connection request, and sends this private data to the peer.
     ///
     /// # Errors
     /// The private data is too long: the request is refused without it.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
-        let Some(side) = self.side.take() else {
+        let Some(side) = self.take_side() else {
             return Err(ConnectError::NotConnected);
         };
         if let Err(error) = fits(private_data, side.backend.private_data().reject) {
@@ -228,7 +275,7 @@ impl Incoming {
         qp: &Qp,
         options: ConnectionOptions,
     ) -> Started<Connection, ConnectError> {
-        let Some(side) = self.side.take() else {
+        let Some(side) = self.take_side() else {
             return Started::ready(Err(ConnectError::NotConnected));
         };
         let room = side.backend.private_data().accept;
@@ -306,7 +353,7 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        if let Some(side) = self.side.take() {
+        if let Some(side) = self.take_side() {
             let _ = reject(&side, Refusal::Program, b"");
         }
     }

@@ -45,6 +45,11 @@ pub(super) fn begin<T: Send + 'static>(
 
 impl<T: Send + 'static> Request<T> {
     pub(crate) fn end(&self, outcome: Result<T, ConnectError>) {
+        self.try_end(outcome);
+    }
+
+    /// Ends the call unless it has ended; returns whether this was its first outcome.
+    pub(super) fn try_end(&self, outcome: Result<T, ConnectError>) -> bool {
         let pending = self.pending.lock().take();
         let outcome = match &pending {
             // The failures that the removal of a device causes may be reported before the removal.
@@ -53,10 +58,11 @@ impl<T: Send + 'static> Request<T> {
             }
             _ => outcome,
         };
-        self.completer.complete(outcome);
+        let is_first = self.completer.complete(outcome);
         if let Some(pending) = pending {
             pending.guard.complete(Ok(()));
         }
+        is_first
     }
 
     /// Returns the event that ends the call. If there is none, because another call has replaced this one, the call ends as

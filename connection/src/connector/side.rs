@@ -81,7 +81,10 @@ pub(super) struct SideState {
     pub(super) early: Option<VecDeque<CmEvent>>,
     pub(super) waiter: Option<Waiter>,
     pub(super) watchers: Vec<Completer<(), ConnectError>>,
-    pub(super) is_over: bool,
+    /// How the connection has ended: whether the peer has ended it or has confirmed its end.
+    pub(super) ended: Option<Result<(), ConnectError>>,
+    /// Whether the program has withdrawn its request.
+    is_withdrawn: bool,
     /// The futures that wait for the end of TIMEWAIT.
     pub(super) timewait_watchers: Vec<Completer<(), ConnectError>>,
     pub(super) timewait_is_over: bool,
@@ -111,6 +114,10 @@ impl Side {
         self.set_token(token);
         loop {
             let mut state = self.lock();
+            if state.is_withdrawn {
+                drop(state);
+                return self.forget();
+            }
             let Some(event) = state.early.as_mut().and_then(VecDeque::pop_front) else {
                 state.early = None;
                 return;
@@ -143,7 +150,17 @@ impl Side {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.lock().is_over
+        self.lock().ended.is_some()
+    }
+
+    /// Gives up the request of this side, which has ended for the program and will have no answer.
+    pub(super) fn withdraw(&self) {
+        let mut state = self.lock();
+        state.is_withdrawn = true;
+        let waiter = state.waiter.take();
+        drop(state);
+        drop(waiter);
+        self.forget();
     }
 
     pub(super) fn forget(&self) {
@@ -183,19 +200,26 @@ impl Side {
         let is_last = event == CmEvent::TimewaitExit;
         let is_end = !matches!(event, CmEvent::Accepted(_) | CmEvent::Completed) && !is_last;
         let mut state = self.lock();
-        state.is_over |= is_end;
+        if is_end {
+            state.ended.get_or_insert(match event {
+                CmEvent::TimedOut => Err(ConnectError::TimedOut),
+                _ => Ok(()),
+            });
+        }
         state.timewait_is_over |= is_last || is_end && !self.backend.has_timewait();
         let mut watchers = Vec::new();
-        if state.is_over {
-            watchers.append(&mut state.watchers);
+        if let Some(ended) = state.ended.clone() {
+            let told = state.watchers.drain(..);
+            watchers.extend(told.map(|watcher| (watcher, ended.clone())));
         }
         if state.timewait_is_over {
-            watchers.append(&mut state.timewait_watchers);
+            let over = state.timewait_watchers.drain(..);
+            watchers.extend(over.map(|watcher| (watcher, Ok(()))));
         }
         let waiter = (!is_last).then(|| state.waiter.take()).flatten();
         drop(state);
-        for watcher in watchers {
-            watcher.complete(Ok(()));
+        for (watcher, outcome) in watchers {
+            watcher.complete(outcome);
         }
         if let Some(waiter) = waiter {
             waiter(Some(event));
@@ -213,7 +237,7 @@ impl Side {
     pub(super) fn end(&self, context: &Context) -> Started<(), ConnectError> {
         let mut state = self.lock();
         if state.waiter.is_some() {
-            return watch(state.is_over, &mut state.watchers);
+            return watch(state.ended.clone(), &mut state.watchers);
         }
         drop(state);
         self.tell_peer(context, |request| request.end(Ok(())))
@@ -232,7 +256,7 @@ impl Side {
         });
         let mut state = self.lock();
         let token = state.token;
-        if state.is_over || token.is_none() {
+        if state.ended.is_some() || token.is_none() {
             drop(state);
             after(Some(CmEvent::DisconnectConfirmed));
             return started;
@@ -266,13 +290,13 @@ pub(super) fn reject(side: &Side, why: Refusal, private_data: &[u8]) -> Result<(
     Ok(())
 }
 
-// Completes with the other `watchers`, or at once if it `has_been`.
+// Completes with the other `watchers`, or at once if there is an `outcome` already.
 pub(super) fn watch(
-    has_been: bool,
+    outcome: Option<Result<(), ConnectError>>,
     watchers: &mut Vec<Completer<(), ConnectError>>,
 ) -> Started<(), ConnectError> {
-    if has_been {
-        return Started::ready(Ok(()));
+    if let Some(outcome) = outcome {
+        return Started::ready(outcome);
     }
     let (started, completer) = Started::pending();
     watchers.push(completer);

@@ -7,7 +7,7 @@ use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
-use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
+use polyverbs_wire::mad::rdma_cm::service_id;
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink,
@@ -29,12 +29,19 @@ use super::{Manager, ManagerOptions};
 use super::{liveness, private};
 use crate::notice::Notice;
 use crate::panics::FirstPanic;
+use crate::port_space::PortSpace;
 
-/// Connects queue pairs of one device on an IP network, as a backend over InfiniBand's connection manager.
+/// Connects queue pairs of one device on an IP network, as a backend over InfiniBand's connection manager. Its calls fail once
+/// the device was removed.
 ///
-/// A device has one agent, however many connectors a program makes: [`of`](Self::of) returns it. Its calls fail once the
-/// device was removed.
+/// A device has one connection manager, however many agents of it a program makes.
 pub struct Agent {
+    device: Arc<DeviceManager>,
+    space: PortSpace,
+}
+
+/// The connection manager of a device, which its agents share.
+struct DeviceManager {
     port: Weak<dyn ManagementPort>,
     state: Mutex<State>,
     /// Held while sending, so that messages are sent in order. It is locked before the state.
@@ -76,15 +83,16 @@ enum ListenerSink {
 }
 
 impl Agent {
-    /// Returns the agent of this port, and makes it if there is none.
-    pub fn of(port: &Arc<dyn ManagementPort>) -> Result<Arc<Self>, ConnectError> {
-        let sink = port.attach(&mut || Self::new(port));
+    /// Returns an agent of this port, whose services are in this port space.
+    pub fn of(port: &Arc<dyn ManagementPort>, space: PortSpace) -> Result<Arc<Self>, ConnectError> {
+        let sink = port.attach(&mut || DeviceManager::new(port));
         let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
-        sink.as_any()
-            .downcast()
-            .map_err(|sink| foreign(sink).into())
+        let device = sink.as_any().downcast().map_err(foreign)?;
+        Ok(Arc::new(Self { device, space }))
     }
+}
 
+impl DeviceManager {
     fn new(port: &Arc<dyn ManagementPort>) -> Arc<Self> {
         let (comm_id_base, comm_id_bits) = port.communication_ids();
         // A process that starts anew is another adapter: it has none of the queue pairs of the one before.
@@ -226,8 +234,11 @@ impl State {
                     inbound_reads: reply.initiator_depth,
                     outbound_reads: reply.responder_resources,
                     path_mtu: Some(reply.path.mtu),
+                    traffic_class: None,
                     retry_cnt: None,
                     rnr_retry: reliable(transport, reply.rnr_retry_count),
+                    flow_control: reply.flow_control,
+                    srq: reply.srq,
                     private_data: reply.private_data,
                 };
                 self.event(id, CmEvent::Accepted(offer))
@@ -248,18 +259,16 @@ impl State {
                 };
                 self.last_event(id, last)
             }
-            Event::RequestTimedOut { id } | Event::ReplyTimedOut { id } => {
-                self.last_event(id, CmEvent::TimedOut)
-            }
+            Event::RequestTimedOut { id }
+            | Event::ReplyTimedOut { id }
+            | Event::DisconnectTimedOut { id } => self.last_event(id, CmEvent::TimedOut),
             Event::DisconnectRequested { id, .. } => {
                 // The program need not finish anything first: the queue pair is its own.
                 let _ = self.manager.confirm_disconnect(now, id, &[]);
                 self.last_event(id, CmEvent::Disconnected)
             }
             Event::PeerLost { id } => self.last_event(id, CmEvent::Disconnected),
-            Event::Disconnected { id, .. } | Event::DisconnectTimedOut { id } => {
-                self.last_event(id, CmEvent::DisconnectConfirmed)
-            }
+            Event::Disconnected { id, .. } => self.last_event(id, CmEvent::DisconnectConfirmed),
             Event::Withdrawn { id } => self.last_event(id, CmEvent::Aborted),
             Event::ResolutionRequested {
                 listener,
@@ -320,7 +329,7 @@ impl State {
             // It cannot fail: the question has just arrived.
             let _ = self
                 .manager
-                .resolve_reply(id, &refusal(Refusal::NoListener));
+                .resolve_reply(id, &refusal(Refusal::NoListener, &[]));
             return None;
         };
         let question = Question {
@@ -389,8 +398,11 @@ impl State {
             inbound_reads: request.initiator_depth,
             outbound_reads: request.responder_resources,
             path_mtu: Some(request.path.mtu),
+            traffic_class: Some(request.path.traffic_class),
             retry_cnt: reliable(request.transport, request.retry_count),
             rnr_retry: reliable(request.transport, request.rnr_retry_count),
+            flow_control: request.flow_control,
+            srq: request.srq,
             private_data: said.private_data.to_vec(),
         };
         self.ends.insert(id, End::Asked(Arc::clone(&sink)));
@@ -436,11 +448,11 @@ impl Backend for Agent {
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
         let sink = ListenerSink::Connections(sink);
-        self.listen_in(port_space::TCP, at, backlog, sink)
+        self.listen_in(self.space.connections(), at, backlog, sink)
     }
 
     fn unlisten(&self, at: SocketAddr) {
-        self.unlisten_in(port_space::TCP, at);
+        self.unlisten_in(self.space.connections(), at);
     }
 
     fn listen_datagrams(
@@ -450,11 +462,11 @@ impl Backend for Agent {
         sink: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
         let sink = ListenerSink::Datagrams(sink);
-        self.listen_in(port_space::UDP, at, backlog, sink)
+        self.listen_in(self.space.datagrams(), at, backlog, sink)
     }
 
     fn unlisten_datagrams(&self, at: SocketAddr) {
-        self.unlisten_in(port_space::UDP, at);
+        self.unlisten_in(self.space.datagrams(), at);
     }
 
     fn resolve(
@@ -463,9 +475,9 @@ impl Backend for Agent {
         private_data: Vec<u8>,
         sink: Arc<dyn AnswerSink>,
     ) -> Result<(), ConnectError> {
-        let port = self.port()?;
+        let port = self.device.port()?;
         let own = port.address();
-        self.with(&*port, |state, now| {
+        self.device.with(&*port, |state, now| {
             let source = SocketAddr::new(own, state.ephemeral_port());
             let data = private::with_addresses(private::SIDR_REQ, source, to, &private_data);
             let data = data.map_err(|_| ConnectError::Unreachable(to))?;
@@ -473,7 +485,7 @@ impl Backend for Agent {
                 packet_life_time: PACKET_LIFE_TIME,
                 ..Path::new(LinkAddress::Ip(to.ip()), own.into(), to.ip().into())
             };
-            let service_id = service_id(port_space::UDP, to.port());
+            let service_id = service_id(self.space.datagrams(), to.port());
             let asked =
                 state
                     .manager
@@ -488,25 +500,19 @@ impl Backend for Agent {
         ping_by_question(self, to, sink)
     }
 
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
-        let port = self.port()?;
-        let end = self.with(&*port, |state, _| {
-            let resolution = match &answer {
-                Ok(answer) => Resolution {
-                    status: VALID,
-                    qpn: answer.qp_num,
-                    q_key: answer.qkey,
-                    private_data: &answer.private_data,
-                },
-                Err(why) => refusal(*why),
-            };
-            let id = comm_id(token);
-            // If this fails the peer has given up.
-            let _ = state.manager.resolve_reply(id, &resolution);
-            state.ends.remove(&id)
-        });
-        drop(end);
-        Ok(())
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
+        let resolution = Resolution {
+            status: VALID,
+            qpn: answer.qp_num,
+            q_key: answer.qkey,
+            private_data: &answer.private_data,
+        };
+        self.resolved(token, &resolution)
+    }
+
+    fn refuse(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        // A device that was removed sends nothing.
+        let _ = self.resolved(token, &refusal(why, &private_data));
     }
 
     fn connect(
@@ -515,9 +521,9 @@ impl Backend for Agent {
         offer: Offer,
         sink: Arc<dyn Sink>,
     ) -> Result<Token, ConnectError> {
-        let port = self.port()?;
+        let port = self.device.port()?;
         let unreachable = |_: CmError| ConnectError::Unreachable(to);
-        self.with(&*port, |state, now| {
+        self.device.with(&*port, |state, now| {
             let chosen = offer.from.map_or(0, |from| from.port());
             let source_port = match chosen {
                 0 => state.ephemeral_port(),
@@ -530,10 +536,11 @@ impl Backend for Agent {
                 mtu: offer
                     .path_mtu
                     .unwrap_or(verbs_api::capability::Mtu::Mtu1024),
+                traffic_class: offer.traffic_class.unwrap_or_default(),
                 packet_life_time: PACKET_LIFE_TIME,
                 ..Path::new(LinkAddress::Ip(to.ip()), offer.endpoint.gid, to.ip().into())
             };
-            let service_id = service_id(port_space::TCP, to.port());
+            let service_id = service_id(self.space.connections(), to.port());
             let (qpn, psn) = (offer.endpoint.qp_num, offer.endpoint.sq_psn);
             let request = Request {
                 transport: match (offer.half, offer.qp_type) {
@@ -545,6 +552,8 @@ impl Backend for Agent {
                 rnr_retry_count: offer.rnr_retry.unwrap_or_default(),
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
+                flow_control: offer.flow_control,
+                srq: offer.srq,
                 remote_response_timeout: RESPONSE_TIMEOUT,
                 local_response_timeout: RESPONSE_TIMEOUT,
                 max_cm_retries: RETRIES,
@@ -559,8 +568,8 @@ impl Backend for Agent {
     }
 
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
-        let port = self.port()?;
-        self.with(&*port, |state, now| {
+        let port = self.device.port()?;
+        self.device.with(&*port, |state, now| {
             let id = comm_id(token);
             let end = state.ends.get_mut(&id).ok_or(ConnectError::Aborted)?;
             *end = End::Joined(sink);
@@ -570,7 +579,8 @@ impl Backend for Agent {
                 responder_resources: offer.inbound_reads,
                 initiator_depth: offer.outbound_reads,
                 rnr_retry_count: offer.rnr_retry.unwrap_or_default(),
-                srq: false,
+                flow_control: offer.flow_control,
+                srq: offer.srq,
                 private_data: &offer.private_data,
             };
             let replied = state.manager.reply(now, id, &reply);
@@ -579,14 +589,16 @@ impl Backend for Agent {
     }
 
     fn complete(&self, token: Token) {
-        let Ok(port) = self.port() else { return };
+        let Ok(port) = self.device.port() else { return };
         // If this fails, the peer is gone, which an event reports to the sink.
-        let _ = self.with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
+        let _ = self
+            .device
+            .with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
     }
 
     fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
-        let Ok(port) = self.port() else { return };
-        let end = self.with(&*port, |state, now| {
+        let Ok(port) = self.device.port() else { return };
+        let end = self.device.with(&*port, |state, now| {
             let id = comm_id(token);
             let rejection = Rejection {
                 reason: why.reject_reason(),
@@ -601,8 +613,8 @@ impl Backend for Agent {
     }
 
     fn disconnect(&self, token: Token) {
-        let Ok(port) = self.port() else { return };
-        let over = self.with(&*port, |state, now| {
+        let Ok(port) = self.device.port() else { return };
+        let over = self.device.with(&*port, |state, now| {
             let id = comm_id(token);
             match state.manager.disconnect(now, id, &[]) {
                 Ok(()) => None,
@@ -615,8 +627,8 @@ impl Backend for Agent {
     }
 
     fn forget(&self, token: Token) {
-        let Ok(port) = self.port() else { return };
-        let end = self.with(&*port, |state, now| {
+        let Ok(port) = self.device.port() else { return };
+        let end = self.device.with(&*port, |state, now| {
             let id = comm_id(token);
             // If this fails the connection has ended.
             let _ = state.manager.destroy(now, id);
@@ -627,6 +639,19 @@ impl Backend for Agent {
 }
 
 impl Agent {
+    /// Sends the answer to a peer's request to resolve a datagram service.
+    fn resolved(&self, token: Token, resolution: &Resolution<'_>) -> Result<(), ConnectError> {
+        let port = self.device.port()?;
+        let end = self.device.with(&*port, |state, _| {
+            let id = comm_id(token);
+            // If this fails the peer has given up.
+            let _ = state.manager.resolve_reply(id, resolution);
+            state.ends.remove(&id)
+        });
+        drop(end);
+        Ok(())
+    }
+
     fn listen_in(
         &self,
         space: u16,
@@ -634,13 +659,13 @@ impl Agent {
         backlog: usize,
         sink: ListenerSink,
     ) -> Result<SocketAddr, ConnectError> {
-        let port = self.port()?;
+        let port = self.device.port()?;
         let own = port.address();
         if at.is_ipv4() != own.is_ipv4() || !(at.ip() == own || at.ip().is_unspecified()) {
             return Err(ConnectError::Unreachable(at));
         }
         let (at, service_id) = self.serve(&*port, space, SocketAddr::new(own, at.port()))?;
-        let listened = self.with(&*port, |state, _| {
+        let listened = self.device.with(&*port, |state, _| {
             let (id, _) = state.manager.listen(service_id, u64::MAX)?;
             if backlog != 0 {
                 let room = backlog.saturating_mul(ROOM_PER_REQUEST);
@@ -662,9 +687,9 @@ impl Agent {
     }
 
     fn unlisten_in(&self, space: u16, at: SocketAddr) {
-        let Ok(port) = self.port() else { return };
+        let Ok(port) = self.device.port() else { return };
         let service = service_id(space, at.port());
-        let listening = self.with(&*port, |state, _| {
+        let listening = self.device.with(&*port, |state, _| {
             let found = state
                 .listeners
                 .iter()
@@ -688,7 +713,7 @@ impl Agent {
     ) -> Result<(SocketAddr, u64), ConnectError> {
         for _ in FIRST_PORT..=u16::MAX {
             let number = match at.port() {
-                0 => self.lock().ephemeral_port(),
+                0 => self.device.lock().ephemeral_port(),
                 number => number,
             };
             let chosen = SocketAddr::new(at.ip(), number);
@@ -722,7 +747,7 @@ impl State {
     }
 }
 
-impl ManagementSink for Agent {
+impl ManagementSink for DeviceManager {
     fn datagram(&self, from: IpAddr, datagram: &[u8]) {
         let Ok(port) = self.port() else { return };
         let Ok(mad) = mad::decode(datagram) else {
@@ -794,12 +819,12 @@ fn comm_id(Token(token): Token) -> CommId {
     CommId(token as u32)
 }
 
-const fn refusal<'a>(why: Refusal) -> Resolution<'a> {
+const fn refusal(why: Refusal, private_data: &[u8]) -> Resolution<'_> {
     Resolution {
         status: why.sidr_status(),
         qpn: Qpn::new(0),
         q_key: 0,
-        private_data: &[],
+        private_data,
     }
 }
 

@@ -185,6 +185,7 @@ impl Manager {
             initiator_depth: connection.initiator_depth,
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
+            flow_control: req.flow_control,
             srq: req.srq,
             private_data: req.private_data.0.to_vec(),
         });
@@ -332,6 +333,7 @@ impl Manager {
             responder_resources: connection.responder_resources,
             initiator_depth: connection.initiator_depth,
             rnr_retry_count: rep.rnr_retry_count,
+            flow_control: rep.flow_control,
             srq: rep.srq,
             private_data: rep.private_data.0.to_vec(),
         });

@@ -179,6 +179,8 @@ pub struct Request<'a> {
     pub retry_count: u8,
     /// How often the peer shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
+    /// Whether the program asks for end-to-end flow control.
+    pub flow_control: bool,
     /// Whether the local queue pair has a shared receive queue.
     pub srq: bool,
     /// How soon the peer shall answer messages: 4.096 µs x 2^n.
@@ -204,6 +206,7 @@ impl Request<'_> {
             initiator_depth: 1,
             retry_count: 7,
             rnr_retry_count: 7,
+            flow_control: false,
             srq: false,
             remote_response_timeout: 20,
             local_response_timeout: 20,
@@ -226,6 +229,8 @@ pub struct Reply<'a> {
     pub initiator_depth: u8,
     /// How often the peer shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
+    /// Whether the program asks for end-to-end flow control.
+    pub flow_control: bool,
     /// Whether the local queue pair has a shared receive queue.
     pub srq: bool,
     /// The private data of the program, up to 196 bytes.
@@ -241,6 +246,7 @@ impl Reply<'_> {
             responder_resources: request.responder_resources,
             initiator_depth: request.initiator_depth,
             rnr_retry_count: 7,
+            flow_control: false,
             srq: false,
             private_data: &[],
         }
@@ -294,6 +300,8 @@ pub struct Requested {
     pub retry_count: u8,
     /// How often this side shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
+    /// Whether the peer's program asks for end-to-end flow control.
+    pub flow_control: bool,
     /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
     /// The private data of the peer, 92 bytes.
@@ -315,6 +323,8 @@ pub struct Replied {
     pub initiator_depth: u8,
     /// How often this side shall retry after an RNR NAK.
     pub rnr_retry_count: u8,
+    /// Whether the peer's program asks for end-to-end flow control.
+    pub flow_control: bool,
     /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
     /// The private data of the peer, 196 bytes.

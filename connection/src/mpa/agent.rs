@@ -184,8 +184,11 @@ impl End {
             inbound_reads: reads(ird),
             outbound_reads: reads(ord),
             path_mtu: None,
+            traffic_class: None,
             retry_cnt: None,
             rnr_retry: None,
+            flow_control: false,
+            srq: false,
             private_data,
         }
     }

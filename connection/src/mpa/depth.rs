@@ -45,26 +45,28 @@ impl Depths {
         (self.ird.min(largest), self.ord.min(largest))
     }
 
-    /// Returns the limits of a responder, and the fields IRD and ORD of its reply. `self` are its own largest limits; the
-    /// arguments are from the request.
+    /// Returns the limits of a responder, and the fields IRD and ORD of its reply. `self` are the limits that it prefers, and
+    /// `most_ird` is how many reads it can execute at one time; the other arguments are from the request.
     ///
     /// The responder has at most as many reads outstanding as the initiator executes at one time, and executes as many as
     /// the initiator starts, if it can. A limit that the initiator leaves to the programs is left to them in the opposite
     /// field of the reply.
     pub(super) fn answer(
         self,
+        most_ird: u16,
         ird_asked: u16,
         ord_asked: u16,
         rtr_is_read: bool,
     ) -> (Self, (u16, u16)) {
-        let (most_ird, most_ord) = self.fields();
+        let (ird, most_ord) = self.fields();
         let ord = match Depth::of(ird_asked).reads() {
             Some(served) => most_ord.min(served),
             None => most_ord,
         };
-        let least = u16::from(rtr_is_read);
+        let started = Depth::of(ord_asked).reads().unwrap_or_default();
+        let least = started.min(most_ird).max(u16::from(rtr_is_read));
         let agreed = Self {
-            ird: most_ird.max(least),
+            ird: ird.max(least),
             ord,
         };
         let field = |asked, value| match Depth::of(asked) {

@@ -332,7 +332,7 @@ impl Negotiation {
         }
     }
 
-    /// Sets this side's read limits, before it answers a request.
+    /// Sets this side's read limits, before it answers a request; they are the most that it can do.
     pub const fn set_depths(&mut self, depths: Depths) {
         self.options.depths = depths;
         self.options.most_ird = depths.ird;
@@ -391,10 +391,11 @@ impl Negotiation {
         let common = rtr_of(asked) & own;
         let rtr = asked.peer_to_peer.then_some(common);
         let can_be_read = asked.peer_to_peer && common.contains(ReadyForms::READ);
-        let (depths, (ird, ord)) = self
-            .options
-            .depths
-            .answer(asked.ird, asked.ord, can_be_read);
+        let options = &self.options;
+        let (depths, (ird, ord)) =
+            options
+                .depths
+                .answer(options.most_ird, asked.ird, asked.ord, can_be_read);
         let named = if common.is_empty() { own } else { common };
         let reply = enhanced(named, asked.peer_to_peer, ird, ord);
         (depths, reply, rtr)

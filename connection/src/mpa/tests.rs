@@ -103,6 +103,7 @@ fn request_and_reply_are_as_the_standard_draws_them() {
     };
     let far = StartOptions {
         depths: Depths { ird: 6, ord: 6 },
+        most_ird: 6,
         rtr: ReadyForms::READ,
         ..options()
     };
@@ -232,6 +233,7 @@ fn no_side_starts_more_reads_than_the_other_serves() {
     };
     let far = StartOptions {
         depths: Depths { ird: 6, ord: 6 },
+        most_ird: 6,
         ..options()
     };
     let (at_near, at_far) = meet(near, far);
@@ -241,11 +243,42 @@ fn no_side_starts_more_reads_than_the_other_serves() {
     assert_eq!(at_near.peer, Some((Depth::Reads(6), Depth::Reads(4))));
 }
 
+#[test]
+fn a_responder_serves_the_initiators_ord_if_it_can() {
+    for (most_ird, served) in [(10, 8), (8, 8), (7, 7), (4, 4)] {
+        let near = StartOptions {
+            depths: Depths { ird: 4, ord: 8 },
+            ..options()
+        };
+        let far = StartOptions {
+            depths: Depths { ird: 4, ord: 6 },
+            most_ird,
+            ..options()
+        };
+        let (at_near, at_far) = meet(near, far);
+        assert_eq!(
+            at_far.depths,
+            Depths {
+                ird: served,
+                ord: 4
+            }
+        );
+        assert_eq!(
+            at_near.depths,
+            Depths {
+                ird: 4,
+                ord: served
+            }
+        );
+    }
+}
+
 // covers 7.39
 #[test]
 fn a_depth_left_to_the_programs_returns_in_the_opposite_field() {
     let far = StartOptions {
         depths: Depths { ird: 6, ord: 6 },
+        most_ird: 6,
         ..options()
     };
     let (started, reply) = asked(far, 0x50, 2, &fields(LEFT_TO_PROGRAM, 8));
@@ -296,6 +329,7 @@ fn an_initiator_serves_the_responders_ord_or_terminates() {
 fn a_read_as_ready_to_receive_indication_needs_an_ird_of_one() {
     let far = StartOptions {
         depths: Depths { ird: 0, ord: 0 },
+        most_ird: 0,
         rtr: ReadyForms::READ,
         ..options()
     };

@@ -111,16 +111,17 @@ fn each_side_transmits_its_retry_counts() {
 fn a_side_retries_as_its_peer_asks_where_it_is_to() {
     let (near, far) = (End::udp("127.0.20.14"), End::udp("127.0.20.15"));
     let listener = far.listen();
-    let options = |count, rnr| {
+    let options = |count, rnr, class| {
         let path = PathOptions::new().retry_cnt(count).rnr_retry(rnr);
-        ConnectionOptions::new().path(path).retries_as_asked()
+        let path = path.traffic_class(class);
+        ConnectionOptions::new().path(path).as_peer_asks()
     };
-    let asked = near.request(listener.address(), options(3, 5));
+    let asked = near.request(listener.address(), options(3, 5, 0x68));
     let incoming = listener.next().wait().unwrap();
-    let steps = incoming.steps(&options(1, 0)).unwrap();
-    let rts = steps.last().unwrap();
+    let [_, rtr, rts] = incoming.steps(&options(1, 0, 0x20)).unwrap();
     assert_eq!((rts.retry_cnt, rts.rnr_retry), (Some(3), Some(5)));
-    let accepted = incoming.accept(&far.qp, options(1, 0));
+    assert_eq!(rtr.ah_attr.unwrap().traffic_class, 0x68);
+    let accepted = incoming.accept(&far.qp, options(1, 0, 0x20));
     let completed = asked.wait().unwrap().complete();
     let _both = (completed.wait().unwrap(), accepted.wait().unwrap());
     // An answer asks for RNR retries only.

@@ -16,7 +16,7 @@ use verbs_api::{
 use crate::header::{AtomicOp, Body, Message, Opcode, Tagged, atomic_request};
 use crate::operations::{Target, atomic_of};
 use crate::requester::{
-    fail_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
+    fail_later, invalidate_sink, is_open, read_request, result_spans, send_header, sink_spans,
 };
 use crate::responder::takes;
 use crate::terminate::{Breach, Terminate, TerminateCode, request_status};
@@ -39,7 +39,7 @@ impl From<Fault> for Failure {
 }
 
 /// Carries out a request in the peer's responder, on this thread. It is kept in the queue if the peer is not connected or
-/// the port is not active.
+/// a port of the two is not active.
 #[inline]
 pub(crate) fn execute(
     qp: &Qp,
@@ -50,7 +50,7 @@ pub(crate) fn execute(
     let (Some(peer), Some(named)) = (&half.direct, &half.driver.peer) else {
         return Executed::Keep;
     };
-    if !qp.device.is_port_active() {
+    if !is_open(qp, half) {
         return Executed::Keep;
     }
     if request.op.is_read_or_atomic() && half.driver.ord == 0 {
@@ -79,7 +79,7 @@ pub(crate) fn execute(
     }
 }
 
-/// Carries out the queued requests, which have waited for the peer or the port, in order, until one must wait again.
+/// Carries out the queued requests, which have waited for the peer or for a port, in order, until one must wait again.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     while qp.state() == QpState::Rts {
         let Some(wqe) = half.queue.pop_front() else {

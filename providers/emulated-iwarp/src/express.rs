@@ -19,6 +19,7 @@ impl Express for Iwarp {
             && responder.takes_express()
             && responder.current.is_none()
             && qp.device.is_port_active()
+            && responder.device.is_port_active()
     }
 
     #[inline]

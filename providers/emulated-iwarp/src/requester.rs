@@ -146,14 +146,22 @@ pub(crate) fn send_at_once(
     }
 }
 
+/// Returns whether frames reach the peer's device: the port is active and, on a direct network, which has no link that would hold
+/// them back, the peer's port too.
+#[inline]
+pub(crate) fn is_open(qp: &Qp, half: &Sending) -> bool {
+    let peer = half.direct.as_ref();
+    qp.device.is_port_active() && peer.is_none_or(|peer| peer.device.is_port_active())
+}
+
 /// Returns whether waiting requests may be sent now. After the peer's close they never may, and the queue pair goes to the
 /// error state.
 pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     if qp.state() != QpState::Rts {
         return false;
     }
-    if !qp.device.is_port_active() {
-        // Checks the port again later, as TCP would send again.
+    if !is_open(qp, half) {
+        // Checks the ports again later, as TCP would send again.
         if !half.queue.is_empty() {
             let at = cx.now().after(PORT_POLL);
             qp.wake_at(half, at);

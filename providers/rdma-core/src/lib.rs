@@ -23,6 +23,7 @@
 //! | `worker`, `watch` | the thread that runs blocking verbs; the thread that waits for events |
 //! | [`xrc`] | domains of extended reliable connections |
 //! | `rdmacm/` | connections by librdmacm |
+//! | `lock_limit` | whether the limit of locked memory has refused a registration |
 //! | `keys`, `context` | the local keys in use; the state that the objects of an open device share |
 //! | `domain`, `region`, `address_handle`, `window` | protection domains, and the objects that belong to them |
 //! | `outstanding`, `completion_queue` | requests that have not completed; completions |
@@ -42,6 +43,7 @@ mod interface;
 mod keys;
 mod library;
 mod listing;
+mod lock_limit;
 mod open_device;
 mod outstanding;
 mod pd_ops;

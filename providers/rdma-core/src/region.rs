@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_abi::{IbvMr, IbvPd};
-use rustix::process::{Resource, getrlimit};
 use verbs_api::capability::Features;
 use verbs_api::ids::LKey;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
@@ -14,6 +13,7 @@ use verbs_api::{Access, ErrorKind, RKey, VerbError};
 
 use crate::context::Context;
 use crate::domain::Domain;
+use crate::lock_limit;
 use crate::verbs::{Change, Live};
 
 pub(crate) struct Region {
@@ -49,7 +49,7 @@ impl Region {
             true => register_unseen(&context, pd, init),
             false => pd.reg_mr(&init.memory, init.iova, init.access),
         };
-        let mr = mr.map_err(|error| with_lock_limit(error, init.memory.len()))?;
+        let mr = mr.map_err(|error| lock_limit::named(error, &init.memory))?;
         Self::new(context, mr, init)
     }
 
@@ -150,25 +150,6 @@ impl MrOps for Region {
             let done = shared.mr.dereg();
             done.map_err(|error| shared.held_by_windows(error))
         });
-    }
-}
-
-/// Converts ENOMEM of a registration to an error with the process's limit of locked memory, if it has one, because the
-/// kernel reports the same error number if the limit is exceeded and if there is no memory.
-fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
-    let no_memory = matches!(
-        error,
-        VerbError::Os {
-            errno: libc::ENOMEM,
-            ..
-        }
-    );
-    match getrlimit(Resource::Memlock).current {
-        Some(limit) if no_memory => VerbError::MemoryLock {
-            wanted: length as u64,
-            limit,
-        },
-        _ => error,
     }
 }
 

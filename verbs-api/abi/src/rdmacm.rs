@@ -30,6 +30,20 @@ pub union Address {
     pub storage: libc::sockaddr_storage,
 }
 
+/// `struct sockaddr_ib`. All but the family and the scope is in network byte order.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SockaddrIb {
+    pub sib_family: libc::sa_family_t,
+    pub sib_pkey: u16,
+    pub sib_flowinfo: u32,
+    pub sib_addr: [u8; 16],
+    pub sib_sid: u64,
+    pub sib_sid_mask: u64,
+    pub sib_scope_id: u64,
+}
+layout!(SockaddrIb, 48, sib_pkey @ 2, sib_flowinfo @ 4, sib_addr @ 8, sib_sid @ 24, sib_sid_mask @ 32, sib_scope_id @ 40);
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct RdmaAddr {

@@ -155,6 +155,11 @@ impl PathOptions {
         self.rnr_retry
     }
 
+    /// Returns the traffic class of packets.
+    pub const fn chosen_traffic_class(&self) -> u8 {
+        self.traffic_class
+    }
+
     /// Returns the attributes with which [`Qp::connect`] modifies a reliable queue pair to INIT, to RTR and to RTS, for
     /// programs that modify it themselves.
     ///

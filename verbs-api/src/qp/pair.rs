@@ -275,6 +275,11 @@ impl Qp {
         self.rules.operations | self.rules.special_operations
     }
 
+    /// Returns whether its receives come from a shared receive queue.
+    pub fn has_srq(&self) -> bool {
+        self.rules.has_srq
+    }
+
     /// Returns the actual sizes of the queues: at least as large as asked for.
     pub fn cap(&self) -> QpCap {
         self.ops().cap()

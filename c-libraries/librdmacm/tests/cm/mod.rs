@@ -121,7 +121,16 @@ pub(crate) fn listening(channel: *mut RdmaEventChannel, ip: &str) -> (*mut RdmaC
 
 /// An identifier with a queue pair, which may connect to this address.
 pub(crate) fn resolved(channel: *mut RdmaEventChannel, to: SocketAddr) -> *mut RdmaCmId {
-    let client = new_id(channel, port_space::TCP);
+    resolved_in(port_space::TCP, channel, to)
+}
+
+/// An identifier of this port space with a queue pair, which may connect to this address.
+pub(crate) fn resolved_in(
+    space: c_int,
+    channel: *mut RdmaEventChannel,
+    to: SocketAddr,
+) -> *mut RdmaCmId {
+    let client = new_id(channel, space);
     let mut to = address::write(to);
     let (source, to) = (ptr::null_mut(), (&raw mut to).cast());
     assert_eq!(call!(resolve::resolve_addr(client, source, to, 1000)), 0);

@@ -19,6 +19,7 @@ fn call(manager: &mut Manager, name: &str, id: CommId) -> Result<(), CmError> {
         responder_resources: 1,
         initiator_depth: 1,
         rnr_retry_count: 7,
+        flow_control: false,
         srq: false,
         private_data: b"",
     };

@@ -11,7 +11,7 @@ use polyverbs::{
     capability::Mtu,
     ids::{LinkAddress, Psn, Qpn},
 };
-use polyverbs_connection::{ConnectError, Connector, ib};
+use polyverbs_connection::{ConnectError, Connector, PortSpace, ib};
 use polyverbs_wire::layout::{Header, Octets};
 use polyverbs_wire::mad;
 use polyverbs_wire::mad::cm::{
@@ -90,7 +90,8 @@ struct Lab {
 impl Lab {
     fn new() -> Self {
         let port = Arc::new(Bare::default());
-        let agent = ib::Agent::of(&(Arc::clone(&port) as Arc<dyn ManagementPort>)).unwrap();
+        let attached = Arc::clone(&port) as Arc<dyn ManagementPort>;
+        let agent = ib::Agent::of(&attached, PortSpace::Ip).unwrap();
         Self { port, agent }
     }
 
@@ -220,8 +221,11 @@ fn offer() -> Offer {
         inbound_reads: 1,
         outbound_reads: 1,
         path_mtu: Some(Mtu::Mtu1024),
+        traffic_class: None,
         retry_cnt: Some(7),
         rnr_retry: Some(7),
+        flow_control: false,
+        srq: false,
         private_data: Vec::new(),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs::Context;
-use polyverbs_connection::{Connector, ib, mpa};
+use polyverbs_connection::{Connector, PortSpace, ib, mpa};
 use verbs_api::ids::Qpn;
 use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::Backend;
@@ -161,7 +161,8 @@ impl Managed {
                     gate,
                     agent: Mutex::default(),
                 });
-                (ib::Agent::of(&port).unwrap(), Box::new(port))
+                let agent = ib::Agent::of(&port, PortSpace::Ip).unwrap();
+                (agent, Box::new(port))
             }
             Some(Carrier::Streams(inner)) => {
                 let gate = Arc::clone(&gate);

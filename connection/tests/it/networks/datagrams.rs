@@ -5,7 +5,7 @@ use polyverbs::{
     PathOptions, Qp, QpOptions, VerbError,
     wr::{self, UdDestination},
 };
-use polyverbs_connection::ConnectError;
+use polyverbs_connection::{ConnectError, Refusal};
 
 use crate::networks::ends::{Ends, on, on_each};
 use crate::rig::End;
@@ -121,6 +121,28 @@ fn invalid_questions_and_answers_are_errors() {
         let refused = near.resolve(to, b"");
         assert!(matches!(ends.error(refused), ConnectError::Refused { .. }));
         assert!(!waits.is_done());
+    });
+}
+
+#[test]
+fn a_rejected_resolution_gets_the_private_data() {
+    on(&INFINIBAND, |ends| {
+        let services = ends.far.connector.listen_datagrams(ends.far.at(0), 0);
+        let services = services.unwrap();
+        for (said, sent) in [(&b"not here"[..], true), (&[0; 137][..], false)] {
+            let asked = ends.near.connector.resolve(services.address(), b"");
+            let rejected = ends.end(services.next()).reject(said);
+            let ConnectError::Refused {
+                reason,
+                private_data,
+            } = ends.error(asked)
+            else {
+                panic!("it was not refused");
+            };
+            assert_eq!(reason, Refusal::Program);
+            assert_eq!(rejected.is_ok(), sent);
+            assert_eq!(private_data.starts_with(said), sent);
+        }
     });
 }
 

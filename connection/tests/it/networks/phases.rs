@@ -6,9 +6,9 @@ use std::time::Duration;
 use conformance::{Flavour, Rig};
 use polyverbs::qp::QpState;
 use polyverbs::{DestroyError, Qp, Started, VerbError};
-use polyverbs_connection::{Accepted, ConnectError, Connection, Phase};
+use polyverbs_connection::{Accepted, ConnectError, Connection, ConnectionOptions, Phase};
 
-use crate::networks::ends::{Ends, on_each, on_sockets, on_virtual};
+use crate::networks::ends::{Ends, on, on_each, on_sockets, on_virtual};
 use crate::rig::{End, state};
 
 /// How long each control verb of a slow device takes.
@@ -328,6 +328,50 @@ fn a_pending_call_keeps_its_device_open_until_it_ends() {
             ends.rig.step();
             device.strong_count() <= holders
         });
+    });
+}
+
+#[test]
+fn a_withdrawn_request_can_no_longer_be_accepted() {
+    on_each(|ends| {
+        let (near, to) = (ends.near_qp(), ends.listener.address());
+        let (first, second) = (ends.far_qp(), ends.far_qp());
+        let begin = || {
+            let options = ConnectionOptions::new();
+            ends.near.connector.begin_request(&near, to, options)
+        };
+        let (asked, withdrawal) = begin().unwrap();
+        let incoming = ends.end(ends.listener.next());
+        let withdrawn = incoming.withdrawn();
+        assert!(withdrawal.withdraw());
+        assert!(!withdrawal.withdraw());
+        let canceled = ConnectError::Verb(VerbError::Canceled);
+        assert_eq!(ends.error(asked), canceled);
+        ends.end(withdrawn);
+        let error = ends.error(ends.accept(incoming, &first));
+        assert!(is_of_queue_pair(&error) || is_gone(&error), "{error}");
+        // An answer that has arrived ends the request.
+        let (asked, withdrawal) = begin().unwrap();
+        let incoming = ends.end(ends.listener.next());
+        let accepted = ends.accept(incoming, &second);
+        let pending = ends.end(asked);
+        assert!(!withdrawal.withdraw());
+        let _both = (ends.end(pending.complete()), ends.end(accepted));
+    });
+}
+
+#[test]
+fn an_end_that_the_peer_does_not_confirm_has_timed_out() {
+    on(&[Flavour::IbUdp], |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, _at_far) = ends.connected(&near, &far);
+        ends.hold();
+        let (waits, ended) = (at_near.disconnected(), at_near.end());
+        ends.expire();
+        ends.end(ended);
+        for ended in [waits, at_near.disconnected()] {
+            assert_eq!(ends.error(ended), ConnectError::TimedOut);
+        }
     });
 }
 

@@ -395,6 +395,24 @@ fn a_fault_in_a_fragment_is_a_complaint() {
 }
 
 #[test]
+fn a_request_with_a_reserved_path_mtu_is_a_complaint() {
+    for path_mtu in 0..16 {
+        let request = Req {
+            path_mtu,
+            ..request(PORT)
+        };
+        let capture = dissected(&[cm(0, request)]);
+        let expected = match path_mtu {
+            1..=5 => vec![],
+            _ => vec![format!(
+                "a request with the path MTU code {path_mtu}, which is reserved: 1 to 5 are 256 to 4096 bytes"
+            )],
+        };
+        assert_eq!(complaints(&capture), expected);
+    }
+}
+
+#[test]
 fn bytes_after_private_data_are_a_complaint() {
     let mut reply = reply();
     reply.private_data.0[40] = 1;

@@ -283,6 +283,7 @@ impl Manager {
                 // The other end waits for an answer; if it has gone, the call fails without harm.
                 let _ = id.disconnect();
             }
+            CmEvent::TimedOut if stage == Stage::Ending && self.has_timewait() => {}
             _ => {
                 self.remove(token);
             }
@@ -306,7 +307,9 @@ impl Manager {
                 // The private data of other refusals does not come from the program.
                 other => CmEvent::Rejected(other, Vec::new()),
             },
-            (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => CmEvent::TimedOut,
+            (event::UNREACHABLE, _) | (event::CONNECT_ERROR | event::DISCONNECTED, TIMED_OUT) => {
+                CmEvent::TimedOut
+            }
             (event::DISCONNECTED, _) if stage == Stage::Ending => CmEvent::DisconnectConfirmed,
             (event::DISCONNECTED, _) => CmEvent::Disconnected,
             (event::TIMEWAIT_EXIT, _) if self.has_timewait() => CmEvent::TimewaitExit,
@@ -334,13 +337,10 @@ impl Manager {
             event::ESTABLISHED => answer(event).map(Some),
             event::ADDR_ERROR | event::ROUTE_ERROR => Err(unresolved(&event, to)),
             event::UNREACHABLE if event.status == -libc::ETIMEDOUT => Err(ConnectError::TimedOut),
-            // librdmacm returns the status of a SIDR_REP, which is 1 if no service has the port.
+            // librdmacm returns the status of a SIDR_REP.
             _ => Err(ConnectError::Refused {
-                reason: match event.status {
-                    1 => Refusal::NoListener,
-                    _ => Refusal::Program,
-                },
-                private_data: Vec::new(),
+                reason: Refusal::of_sidr_status(event.status as u8),
+                private_data: event.private_data,
             }),
         };
         if let Some(outcome) = gone_on.transpose() {
@@ -551,6 +551,8 @@ fn terms(offer: &Offer) -> Terms<'_> {
         initiator_depth: offer.outbound_reads,
         retry_count: offer.retry_cnt.unwrap_or(7),
         rnr_retry_count: offer.rnr_retry.unwrap_or(7),
+        flow_control: offer.flow_control,
+        srq: offer.srq,
         private_data: &offer.private_data,
     }
 }
@@ -564,6 +566,8 @@ fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option
         initiator_depth,
         retry_count,
         rnr_retry_count,
+        flow_control,
+        srq,
     } = said
     else {
         return None;
@@ -584,8 +588,11 @@ fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option
         inbound_reads: initiator_depth,
         outbound_reads: responder_resources,
         path_mtu: None,
+        traffic_class: None,
         retry_cnt: Some(retry_count),
         rnr_retry: Some(rnr_retry_count),
+        flow_control,
+        srq,
         private_data,
     })
 }
@@ -775,11 +782,8 @@ impl Backend for Manager {
         ping_by_question(self, to, sink)
     }
 
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
         let end = self.remove(token).ok_or(ConnectError::Aborted)?;
-        let Ok(answer) = answer else {
-            return Ok(end.id.reject(&[])?);
-        };
         if answer.qkey != QKEY {
             let _ = end.id.reject(&[]);
             let why =
@@ -788,6 +792,13 @@ impl Backend for Manager {
         }
         let terms = Terms::of_datagrams(answer.qp_num.value(), &answer.private_data);
         Ok(end.id.accept(&terms)?)
+    }
+
+    fn refuse(&self, token: Token, _: Refusal, private_data: Vec<u8>) {
+        if let Some(end) = self.remove(token) {
+            // A call that fails means that the peer has given up.
+            let _ = end.id.reject(&private_data);
+        }
     }
 }
 

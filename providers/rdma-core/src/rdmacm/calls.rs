@@ -148,6 +148,8 @@ unsafe fn read_param(param: &RdmaParam, is_for_datagrams: bool) -> (Said, Vec<u8
             initiator_depth: conn.initiator_depth,
             retry_count: conn.retry_count,
             rnr_retry_count: conn.rnr_retry_count,
+            flow_control: conn.flow_control != 0,
+            srq: conn.srq != 0,
         },
     };
     (said, private_data)
@@ -179,6 +181,8 @@ pub(crate) enum Said {
         initiator_depth: u8,
         retry_count: u8,
         rnr_retry_count: u8,
+        flow_control: bool,
+        srq: bool,
     },
     Datagrams {
         path: IbvAhAttr,
@@ -201,6 +205,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) initiator_depth: u8,
     pub(crate) retry_count: u8,
     pub(crate) rnr_retry_count: u8,
+    pub(crate) flow_control: bool,
+    pub(crate) srq: bool,
     pub(crate) private_data: &'a [u8],
 }
 
@@ -213,6 +219,8 @@ impl<'a> Terms<'a> {
             initiator_depth: 0,
             retry_count: 0,
             rnr_retry_count: 0,
+            flow_control: false,
+            srq: false,
             private_data,
         }
     }
@@ -382,10 +390,10 @@ impl Terms<'_> {
             private_data_len: length(self.private_data)?,
             responder_resources: self.responder_resources,
             initiator_depth: self.initiator_depth,
-            flow_control: 1,
+            flow_control: self.flow_control.into(),
             retry_count: self.retry_count,
             rnr_retry_count: self.rnr_retry_count,
-            srq: 0,
+            srq: self.srq.into(),
             qp_num: self.qp_num,
         })
     }

@@ -200,8 +200,11 @@ fn offer(qp_num: u32, (served, outstanding): Reads, private_data: Vec<u8>) -> Of
         inbound_reads: served.unwrap_or(0),
         outbound_reads: outstanding.unwrap_or(0),
         path_mtu: None,
+        traffic_class: None,
         retry_cnt: None,
         rnr_retry: None,
+        flow_control: false,
+        srq: false,
         private_data,
     }
 }

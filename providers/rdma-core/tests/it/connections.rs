@@ -330,8 +330,8 @@ fn a_datagram_service_is_resolved_and_receives() -> Outcome {
     refusal(asked)?;
 
     let asked = ask();
-    drop(done(listener.next())?);
-    refusal(asked)?;
+    done(listener.next())?.reject(b"not here")?;
+    said(&refusal(asked)?, b"not here");
     Ok(())
 }
 

@@ -70,6 +70,16 @@ header! {
     }
 }
 
+impl Req {
+    /// Returns the path MTU in bytes; `None` if its code is reserved.
+    pub const fn path_mtu_bytes(&self) -> Option<u32> {
+        match self.path_mtu {
+            1..=5 => Some(128 << self.path_mtu),
+            _ => None,
+        }
+    }
+}
+
 header! {
     /// Message receipt acknowledgment: confirms that a message has arrived, and announces that the answer will take some
     /// time (IBTA 12.6.6).

@@ -25,6 +25,8 @@ pub mod port_space {
     pub const TCP: u16 = 0x0106;
     /// The port space of datagram services.
     pub const UDP: u16 = 0x0111;
+    /// The port space of InfiniBand, of connections and datagram services alike.
+    pub const IB: u16 = 0x013f;
 }
 
 /// Returns the service ID of a port in a port space.
@@ -35,7 +37,11 @@ pub const fn service_id(port_space: u16, port: u16) -> u64 {
 /// Returns the port space and the port of a service ID; `None` if the service ID is not one of the RDMA connection manager.
 pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
     let port_space = (service_id >> 16) as u16;
-    let is_ours = matches!(port_space, port_space::TCP | port_space::UDP) && service_id >> 32 == 0;
+    let is_known = matches!(
+        port_space,
+        port_space::TCP | port_space::UDP | port_space::IB
+    );
+    let is_ours = is_known && service_id >> 32 == 0;
     if is_ours {
         Some((port_space, service_id as u16))
     } else {
@@ -135,6 +141,7 @@ mod tests {
     fn a_service_id_combines_port_space_and_port() {
         assert_eq!(service_id(port_space::TCP, 4420), 0x0000_0000_0106_1144);
         assert_eq!(port_of(0x0106_1144), Some((port_space::TCP, 4420)));
+        assert_eq!(port_of(0x013f_1144), Some((port_space::IB, 4420)));
         assert_eq!(port_of(0x0200_0000_0000_0000), None);
         assert_eq!(port_of(0x0001_0106_1144), None);
     }

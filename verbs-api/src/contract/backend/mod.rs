@@ -77,10 +77,17 @@ pub struct Offer {
     pub outbound_reads: u8,
     /// The path MTU for both directions; `None` where the transport has none.
     pub path_mtu: Option<Mtu>,
+    /// The traffic class of packets in both directions, in a request; `None` where the transport does not convey it.
+    pub traffic_class: Option<u8>,
     /// How often the sender retries after a timeout or a sequence error; `None` where the transport does not convey it.
     pub retry_cnt: Option<u8>,
     /// How often the sender retries after an RNR NAK; `None` where the transport does not convey it.
     pub rnr_retry: Option<u8>,
+    /// Whether the sender's program asks for end-to-end flow control; `false` where the transport does not convey it.
+    pub flow_control: bool,
+    /// Whether the receives of the sender's queue pair come from a shared receive queue; `false` where the transport does not
+    /// convey it.
+    pub srq: bool,
     /// The private data of the sender's program.
     pub private_data: Vec<u8>,
 }
@@ -96,7 +103,7 @@ pub enum CmEvent {
     Rejected(Refusal, Vec<u8>),
     /// The peer gave up before the connection was established, or is gone.
     Aborted,
-    /// The peer did not answer in time.
+    /// The peer did not answer in time. After a disconnect, the connection has ended nevertheless.
     TimedOut,
     /// The connection failed after [`Backend::connect`] had started it.
     Failed(ConnectError),
@@ -271,7 +278,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Rejects a connection from either end, and sends the reason where the transport's messages have a place for it.
     fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>);
 
-    /// Disconnects; [`CmEvent::DisconnectConfirmed`] follows when the peer has confirmed.
+    /// Disconnects; [`CmEvent::DisconnectConfirmed`] follows when the peer has confirmed, or [`CmEvent::TimedOut`] when it has
+    /// not answered.
     fn disconnect(&self, token: Token);
 
     /// Drops this end of a connection: its sink is no longer called, and the peer sees an abort or a disconnect.
@@ -321,12 +329,17 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("resolve").into())
     }
 
-    /// Answers a request to resolve a datagram service, or refuses it.
+    /// Answers a request to resolve a datagram service.
     ///
     /// # Errors
     /// The answer cannot be sent as it is; the request has been refused instead.
-    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
         let _ = (token, answer);
         Ok(())
+    }
+
+    /// Refuses a request to resolve a datagram service.
+    fn refuse(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        let _ = (token, why, private_data);
     }
 }

@@ -236,6 +236,27 @@ fn an_inactive_port_delays_requests() {
 }
 
 #[test]
+fn a_direct_network_delays_requests_to_an_inactive_port() {
+    let lab = Lab::direct();
+    let write = |text: &[u8], wr_id| {
+        lab.a
+            .post(wr::Write::new(text, lab.b.remote(0)).signaled(wr_id));
+        lab.settle();
+        (lab.a.statuses(), lab.b.octets(0, 4))
+    };
+    // After the first request the next one takes the short path.
+    assert_eq!(write(b"sent", 1), (vec![(1, Success)], b"sent".to_vec()));
+    lab.b.device.set_port_state(PortState::Down);
+    assert_eq!(write(b"held", 2), (vec![], b"sent".to_vec()));
+    lab.b.device.set_port_state(PortState::Active);
+    lab.run();
+    assert_eq!(
+        (lab.a.statuses(), lab.b.octets(0, 4)),
+        (vec![(2, Success)], b"held".to_vec())
+    );
+}
+
+#[test]
 fn an_end_may_leave_while_two_threads_post_to_each_other() {
     for _ in 0..50 {
         let lab = Lab::direct();
