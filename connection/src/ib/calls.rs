@@ -7,7 +7,7 @@ use verbs_api::ids::Qpn;
 
 use super::connection::Connection;
 use super::limits::fits;
-use super::manager::{Manager, remove_own};
+use super::manager::Manager;
 use super::private;
 use super::time;
 use super::types::{
@@ -160,15 +160,9 @@ impl Manager {
         if self.state(id) == Some(State::Established) {
             return Err(CmError::Connected);
         }
-        let connection = self.in_state(id, &[State::RepSent, State::MraRepRcvd])?;
-        connection.state = State::Established;
-        connection.repeated = None;
-        let qpn = connection.local_qpn.value();
-        let (address, guid) = (connection.path.address, connection.remote_guid);
-        remove_own(&mut self.unready, qpn, id.0);
-        self.cancel(id.0);
+        self.in_state(id, &[State::RepSent, State::MraRepRcvd])?;
         self.prove(id.0);
-        self.watch_adapter(now, address, guid);
+        self.establish(now, id.0);
         self.tell(Event::EstablishedByTraffic { id });
         Ok(())
     }

@@ -641,7 +641,7 @@ fn each_status_of_a_sidr_reply_says_why_there_is_no_queue_pair() {
 
 // covers 7.05
 #[test]
-fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
+fn only_a_completed_connection_ends_another_of_its_queue_pair() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (recorder, _) = lab.connected(&heard, peer(2), 0x11);
@@ -652,20 +652,23 @@ fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
     };
     lab.hear(peer(3), forged);
     lab.hear(peer(3), req(0x11));
-    assert!(recorder.events().is_empty());
-    let dreqs = lab.sent();
-    assert!(
-        !dreqs
-            .iter()
-            .any(|(_, message)| matches!(message, Message::Dreq(_)))
-    );
-    // From the address of the peer, the request is genuine and ends the old connection.
+    // This one names the address of the peer, which may be forged too until the peer completes the connection.
     lab.hear(peer(2), forged);
-    let sent = lab.sent();
-    assert!(
-        sent.iter()
-            .any(|(to, message)| *to == peer(2) && matches!(message, Message::Dreq(_)))
-    );
+    let token = heard.asked.lock().pop().unwrap();
+    accept(&lab, token);
+    let is_dreq = |(_, message): &(IpAddr, Message)| matches!(message, Message::Dreq(_));
+    assert!(!lab.sent().iter().any(is_dreq));
+    assert!(recorder.events().is_empty());
+    let completes = Rtu {
+        local_comm_id: 0x99,
+        remote_comm_id: token.0 as u32,
+        ..Rtu::default()
+    };
+    lab.hear(peer(2), completes);
+    let [(to, Message::Dreq(_))] = lab.sent()[..] else {
+        panic!("the old connection is not ended");
+    };
+    assert_eq!(to, peer(2));
 }
 
 // covers 7.12
