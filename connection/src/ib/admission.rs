@@ -4,12 +4,14 @@
 //! with the communication ID of this side arrives, which shows that its sender has received a message at this address. Each
 //! source address has a quota. If there is no room, the oldest unproven connection is given up; if a source has used up its
 //! quota, the oldest of that source. So forged requests in the name of a peer cannot keep that peer out. Connections that
-//! the program requests do not count. While requests from an address are unproven, the messages for a REQ of the program to
-//! that address are limited as those for a REP are, because a forged request may be the reason why the program connects.
+//! the program requests do not count. The messages to an address from which requests are unproven are limited, by one
+//! allowance for all of them: those of the program's own requests to that address too, because a forged request may be the
+//! reason why the program sends its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 
 use super::connection::Arrival;
@@ -25,6 +27,18 @@ pub(super) struct Admission {
     /// Unproven connections and those in TIMEWAIT, by age: this side may give them up to make room for a new request.
     replaceable: ByAge<()>,
     counts: BTreeMap<Share, usize>,
+    limits: BTreeMap<LinkAddress, Limit>,
+}
+
+/// The limit on the messages to an address from which requests have come that are unproven.
+#[derive(Debug, Default)]
+struct Limit {
+    /// The unproven requests that have come from the address.
+    unproven: usize,
+    /// The requests that the program has sent there meanwhile and whose peer has not answered.
+    own: usize,
+    /// How many messages all these connections together may still send.
+    allowance: u32,
 }
 
 /// A set of connections in the order of their age, for each `L` (a listener, or `()` for all listeners), and within
@@ -78,8 +92,6 @@ enum Share {
     All,
     /// The connections that one source address has requested.
     Source(LinkAddress),
-    /// The unproven connections that one source address has requested.
-    Unproven(LinkAddress),
     /// The requests to a listener that the program has not answered.
     Listener(ListenerId),
     /// The requests of one source address to a listener that the program has not answered.
@@ -169,12 +181,14 @@ impl Manager {
         admission.arrivals += 1;
         let arrival = (admission.arrivals, id);
         connection.arrival = Some(arrival);
-        connection.allowance = Some(ALLOWANCE);
+        connection.is_limited = true;
         admission.replaceable.insert((), from, arrival);
         admission.unanswered.insert(listener, from, arrival);
         admission.add(Share::All);
         admission.add(Share::Source(from));
-        admission.add(Share::Unproven(from));
+        let limit = admission.limits.entry(from).or_default();
+        limit.unproven += 1;
+        limit.allowance += ALLOWANCE;
         admission.add(Share::Listener(listener));
         admission.add(Share::ListenerSource(listener, from));
     }
@@ -196,40 +210,118 @@ impl Manager {
     }
 
     /// Removes a connection that no longer exists from the counts.
-    pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
+    pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress) {
         self.admission.replaceable.remove((), from, arrival);
         self.admission.subtract(Share::All);
         self.admission.subtract(Share::Source(from));
-        if !is_proven {
-            self.admission.subtract(Share::Unproven(from));
+    }
+
+    /// Limits the messages of a request of the program, if requests from its peer's address are unproven.
+    pub(super) fn limit(&mut self, id: u32) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let limit = self.admission.limits.get_mut(&connection.path.address);
+        if let Some(limit) = limit.filter(|limit| limit.unproven > 0) {
+            limit.own += 1;
+            connection.is_limited = true;
         }
     }
 
-    /// Returns how many messages a REQ of the program may send to an address before the address is proven; `None` for no
-    /// limit.
-    pub(super) fn allowance_to(&self, address: LinkAddress) -> Option<u32> {
-        let is_suspect = self.admission.count(Share::Unproven(address)) > 0;
-        is_suspect.then_some(ALLOWANCE)
+    /// Adds to the allowance of an address, if its messages are limited.
+    pub(super) fn allow(&mut self, address: LinkAddress, messages: u32) {
+        if let Some(limit) = self.admission.limits.get_mut(&address) {
+            limit.allowance += messages;
+        }
+    }
+
+    /// Takes a message from the allowance of an address; returns `false` if none is left.
+    pub(super) fn take_allowance(&mut self, address: LinkAddress) -> bool {
+        let limit = self.admission.limits.get_mut(&address);
+        limit.is_some_and(|limit| {
+            let left = limit.allowance.checked_sub(1);
+            limit.allowance = left.unwrap_or_default();
+            left.is_some()
+        })
+    }
+
+    /// Returns how many messages an address may still be sent; 0 if its messages are not limited.
+    pub(super) fn allowance(&self, address: LinkAddress) -> u32 {
+        let limit = self.admission.limits.get(&address);
+        limit.map_or(0, |limit| limit.allowance)
+    }
+
+    /// Ends the limit on the messages of a connection; returns whether they were limited.
+    pub(super) fn lift_limit(&mut self, id: u32) -> bool {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return false;
+        };
+        if !std::mem::take(&mut connection.is_limited) {
+            return false;
+        }
+        let address = connection.path.address;
+        if let Some(limit) = self.admission.limits.get_mut(&address) {
+            match connection.arrival {
+                Some(_) => limit.unproven -= 1,
+                None => limit.own -= 1,
+            }
+            if limit.unproven + limit.own == 0 {
+                self.admission.limits.remove(&address);
+            }
+        }
+        true
     }
 
     /// Marks the address of a connection's peer as proven, that is, not forged: messages to the peer are no longer
     /// limited.
     pub(super) fn prove(&mut self, id: u32) {
-        let Some(connection) = self.connections.get_mut(&id) else {
+        if !self.lift_limit(id) {
+            return;
+        }
+        self.have_full_patience(id);
+        let Some(connection) = self.connections.get(&id) else {
             return;
         };
         let (from, is_over) = (connection.path.address, connection.state == State::TimeWait);
-        if connection.allowance.take().is_none() {
+        if let Some(arrival) = connection.arrival
+            && !is_over
+        {
+            self.admission.replaceable.remove((), from, arrival);
+        }
+        self.lift_own_limits(from);
+    }
+
+    /// Ends the limit on the program's requests to an address where a host has answered, and sends these requests again: the
+    /// allowance may have been too small for them.
+    fn lift_own_limits(&mut self, address: LinkAddress) {
+        let limit = self.admission.limits.get(&address);
+        if limit.is_none_or(|limit| limit.own == 0) {
             return;
         }
-        // A proven peer may answer as late as the general limit allows.
-        let rest = self.options.patience.saturating_sub(UNPROVEN);
-        connection.patient_until = connection.patient_until.after(rest);
-        if let Some(arrival) = connection.arrival {
-            self.admission.subtract(Share::Unproven(from));
-            if !is_over {
-                self.admission.replaceable.remove((), from, arrival);
+        let there = self.by_address.range((address, 0)..=(address, u32::MAX));
+        let is_own = |id: &u32| {
+            self.connections
+                .get(id)
+                .is_some_and(|of| of.arrival.is_none())
+        };
+        let own: Vec<u32> = there.map(|&(_, id)| id).filter(is_own).collect();
+        for id in own {
+            if !self.lift_limit(id) {
+                continue;
             }
+            self.have_full_patience(id);
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.keeps_retries = true;
+            }
+            self.wake(id, Time::default());
+        }
+    }
+
+    /// Lets the peer of a connection, whose address is proven, answer as late as the general limit allows.
+    fn have_full_patience(&mut self, id: u32) {
+        let rest = self.options.patience.saturating_sub(UNPROVEN);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.patient_until = connection.patient_until.after(rest);
         }
     }
 
@@ -248,7 +340,7 @@ impl Manager {
 /// How long this side waits for an answer from an unproven address, whatever timeout the peer asks for.
 pub(super) const UNPROVEN: Duration = Duration::from_secs(10);
 /// How many messages this side may send to an unproven address for each message that came from there (RFC 9000 section
-/// 8.1). All messages have the same length.
+/// 8.1). All messages have the same length. All connections with the address share these messages.
 pub(super) const ALLOWANCE: u32 = 3;
 /// The divisor for the places of one source address: with 2, the requests of one address may take half of all places.
 const SOURCES: usize = 2;

@@ -35,7 +35,6 @@ impl Manager {
             rnr_retry_count: request.rnr_retry_count.min(7),
             response,
             max_cm_retries: request.max_cm_retries.min(15),
-            allowance: self.allowance_to(request.path.address),
             ..Connection::new(State::ReqSent, request.path, request.service_id)
         };
         let id = self.add_own(connection)?;
@@ -354,7 +353,6 @@ impl Manager {
         let connection = Connection {
             response: self.response_time(response_timeout, path.packet_life_time),
             max_cm_retries: max_cm_retries.min(15),
-            allowance: self.allowance_to(path.address),
             ..Connection::new(State::SidrReqSent, path, service_id)
         };
         let id = self.add_own(connection)?;

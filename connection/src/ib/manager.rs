@@ -203,12 +203,14 @@ impl Manager {
         let there = self.by_address.range((to, 0)..=(to, u32::MAX));
         let there: Vec<u32> = there.map(|&(_, id)| id).collect();
         for id in there {
-            let connection = self.connections.get_mut(&id);
+            let connection = self.connections.get(&id);
             let Some(connection) = connection.filter(|of| of.state.awaits_answer()) else {
                 continue;
             };
             // The message has not left.
-            connection.allowance = connection.allowance.map(|allowance| allowance + 1);
+            if connection.is_limited {
+                self.allow(to, 1);
+            }
             self.on_due(now, id, Some(errno));
         }
     }
@@ -222,15 +224,16 @@ impl Manager {
             self.forget(id);
             return self.tell(Event::TimewaitExit { id: CommId(id) });
         }
-        if !std::mem::take(&mut connection.is_refused) {
+        if !std::mem::take(&mut connection.keeps_retries) {
             if connection.retries_left == 0 || connection.patient_until <= now {
                 return self.give_up(now, id, refused);
             }
             connection.retries_left -= 1;
         }
         let (message, response) = (connection.repeated.clone(), connection.response);
+        let (is_limited, to) = (connection.is_limited, connection.path.address);
         // The last message that an unproven address may be sent says that the connection is given up.
-        let may_repeat = connection.allowance != Some(1);
+        let may_repeat = !is_limited || self.allowance(to) > 1;
         if let Some(message) = message.filter(|_| may_repeat) {
             self.counts.retries += 1;
             self.send(id, *message);
@@ -296,17 +299,14 @@ impl Manager {
     }
 
     pub(super) fn send(&mut self, id: u32, message: Message) {
-        let Some(connection) = self.connections.get_mut(&id) else {
+        let Some(connection) = self.connections.get(&id) else {
             return;
         };
-        if let Some(allowance) = &mut connection.allowance {
-            let Some(left) = allowance.checked_sub(1) else {
-                self.counts.unsent += 1;
-                return;
-            };
-            *allowance = left;
-        }
         let (to, transaction_id) = (connection.path.address, connection.transaction_id);
+        if connection.is_limited && !self.take_allowance(to) {
+            self.counts.unsent += 1;
+            return;
+        }
         self.send_to(to, transaction_id, message);
     }
 
@@ -328,15 +328,15 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let until = now.after(match connection.allowance {
-            Some(_) => patience.min(UNPROVEN),
-            None => patience,
+        let until = now.after(match connection.is_limited {
+            true => patience.min(UNPROVEN),
+            false => patience,
         });
         connection.retries_left = connection.max_cm_retries;
         connection.repeated = Some(Box::new(message));
         connection.patient_until = until;
         connection.listens_by = now.after(LISTENS_BY);
-        connection.is_refused = false;
+        connection.keeps_retries = false;
         let due = now.after(connection.response);
         self.send(id, message);
         self.wake(id, due);
@@ -352,7 +352,7 @@ impl Manager {
         if at > connection.listens_by {
             return false;
         }
-        connection.is_refused = true;
+        connection.keeps_retries = true;
         self.wake(id, at);
         true
     }
@@ -419,13 +419,13 @@ impl Manager {
     pub(super) fn forget(&mut self, id: u32) {
         self.cancel(id);
         self.close(id);
+        self.lift_limit(id);
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
         self.by_address.remove(&(connection.path.address, id));
         if let Some(arrival) = connection.arrival {
-            let is_proven = connection.allowance.is_none();
-            self.release(arrival, connection.path.address, is_proven);
+            self.release(arrival, connection.path.address);
         }
         let request = connection.peer_key(connection.remote_comm_id);
         remove_own(&mut self.by_request, request, id);
@@ -442,7 +442,9 @@ impl Manager {
         if own >= self.options.max_connections {
             return Err(CmError::TooMany);
         }
-        self.add(connection)
+        let id = self.add(connection)?;
+        self.limit(id);
+        Ok(id)
     }
 
     pub(super) fn add(&mut self, connection: Connection) -> Result<u32, CmError> {

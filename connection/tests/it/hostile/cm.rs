@@ -1,5 +1,6 @@
 //! The connection manager of a device, and management datagrams from anywhere.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -131,6 +132,16 @@ impl Lab {
         let at = SocketAddr::new(OWN, PORT);
         self.agent.listen(at, BACKLOG / 4, sink).unwrap();
         heard
+    }
+
+    /// Lets more time pass than any message is repeated for; returns the messages that were sent until then.
+    fn sent_in_the_end(&self) -> Vec<(IpAddr, Message)> {
+        let mut sent = self.sent();
+        for _ in 0..10 * PATIENCE.as_secs() {
+            self.pass(Duration::from_millis(100));
+            sent.extend(self.sent());
+        }
+        sent
     }
 
     fn connect(&self, to: IpAddr) -> (Arc<Recorder>, u32) {
@@ -473,6 +484,57 @@ fn a_req_to_an_unproven_address_is_sent_twice_at_most() {
     }
     assert_eq!(sent, 3);
     assert_eq!(recorder.events(), [CmEvent::TimedOut]);
+}
+
+// covers 7.13 7.47
+#[test]
+fn all_requests_to_an_unproven_address_send_3_messages() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    lab.hear(peer(2), req(5));
+    let to = SocketAddr::new(peer(2), PORT);
+    for _ in 0..10 {
+        let recorder = Arc::new(Recorder::default());
+        lab.agent.connect(to, offer(), recorder).unwrap();
+        let answers = Arc::new(Answers::default());
+        lab.agent.resolve(to, Vec::new(), answers).unwrap();
+    }
+    accept(&lab, heard.asked.lock().pop().unwrap());
+    assert_eq!(lab.sent_in_the_end().len(), 3);
+}
+
+// covers 7.13 7.47
+#[test]
+fn requests_beyond_the_allowance_are_sent_after_an_answer() {
+    let lab = Lab::new();
+    let _heard = lab.listen();
+    lab.hear(peer(2), req(5));
+    let to = SocketAddr::new(peer(2), PORT);
+    for _ in 0..10 {
+        let recorder = Arc::new(Recorder::default());
+        lab.agent.connect(to, offer(), recorder).unwrap();
+    }
+    let sent = lab.sent();
+    let [(_, Message::Req(first)), _, _] = sent[..] else {
+        panic!("{sent:?}");
+    };
+    lab.hear(
+        peer(2),
+        Rep {
+            local_comm_id: 9,
+            remote_comm_id: first.local_comm_id,
+            qpn: 0x99,
+            ca_guid: GUID,
+            ..Rep::default()
+        },
+    );
+    lab.pass(Duration::ZERO);
+    let sent = sent.into_iter().chain(lab.sent());
+    let named = sent.filter_map(|(_, message)| match message {
+        Message::Req(req) => Some(req.local_comm_id),
+        _ => None,
+    });
+    assert_eq!(named.collect::<BTreeSet<_>>().len(), 10);
 }
 
 /// Accepts a request.
