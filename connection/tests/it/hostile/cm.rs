@@ -24,7 +24,7 @@ use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
 use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
-    Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token,
+    Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Question, Refusal, Sink, Token,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
@@ -182,8 +182,8 @@ struct Heard {
     withdrawn: Mutex<usize>,
 }
 
-impl ListenSink<Offer> for Heard {
-    fn asked(&self, token: Token, _: Offer) {
+impl<T> ListenSink<T> for Heard {
+    fn asked(&self, token: Token, _: T) {
         self.asked.lock().push(token);
     }
 
@@ -658,6 +658,35 @@ fn sidr_requests_to_a_connection_listener_are_refused() {
         assert_eq!((answer.request_id, answer.status), (number, 1));
     }
     lab.hear(peer(3), req(1));
+    assert_eq!(heard.asked.lock().len(), 1);
+}
+
+// covers 7.18 7.52
+#[test]
+fn a_sidr_request_that_names_another_address_is_refused() {
+    let lab = Lab::new();
+    let heard = Arc::new(Heard::default());
+    let sink = Arc::clone(&heard) as Arc<dyn ListenSink<Question>>;
+    let at = SocketAddr::new(OWN, PORT);
+    lab.agent.listen_datagrams(at, 1, sink).unwrap();
+    let question = |request_id, source| SidrReq {
+        request_id,
+        service_id: service_id(port_space::UDP, PORT),
+        private_data: Octets::padded(&named(source)).unwrap(),
+        ..SidrReq::default()
+    };
+    for (request_id, forged) in [(1, peer(3)), (2, OWN)] {
+        lab.hear(peer(2), question(request_id, forged));
+        let [(to, Message::SidrRep(answer))] = lab.sent()[..] else {
+            panic!("a question without an answer");
+        };
+        assert_eq!(
+            (to, answer.request_id, answer.status),
+            (peer(2), request_id, 1)
+        );
+    }
+    assert!(heard.asked.lock().is_empty());
+    lab.hear(peer(2), question(3, peer(2)));
     assert_eq!(heard.asked.lock().len(), 1);
 }
 
