@@ -59,16 +59,10 @@ pub(crate) async fn accept_all(node: Weak<Node>) {
 fn answer(node: &Arc<Node>, incoming: Incoming) {
     let asked = ConnectData::parse(incoming.private_data(), node.at.is_ipv6());
     let from = incoming.from().map(|from| from.ip());
-    let answer = match &asked {
-        Some(asked) if from == Some(node.at) && incoming.is_admitted() => {
-            node.with(|state| state.host.handle_request_of_process(asked))
-        }
-        // The address in the peer's private data must be the one that its request comes from.
-        Some(asked) if from.is_none_or(|from| from == asked.source) => {
-            node.with(|state| state.host.handle_request(asked))
-        }
-        _ => Answer::Refuse,
-    };
+    let is_admitted = from == Some(node.at) && incoming.is_admitted();
+    let answer = asked.as_ref().map_or(Answer::Refuse, |asked| {
+        node.with(|state| state.host.handle_request(from, is_admitted, asked))
+    });
     match (answer, asked) {
         (Answer::Accept { arrival, data }, Some(asked)) => {
             let task = accept(Arc::downgrade(node), incoming, arrival, asked, data);

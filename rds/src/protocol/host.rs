@@ -1381,8 +1381,24 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.is_ready(path);
     }
 
-    /// Decides whether to accept a connection request of a peer, whose private data is `asked`.
-    pub fn handle_request(&mut self, asked: &ConnectData) -> Answer {
+    /// Decides whether to accept a connection request whose private data is `asked`. `from` is the address that the request
+    /// comes from, `None` if the transport does not know it. `is_admitted` only matters for a request from the own address:
+    /// whether its sender is a process that may use that address.
+    pub fn handle_request(
+        &mut self,
+        from: Option<IpAddr>,
+        is_admitted: bool,
+        asked: &ConnectData,
+    ) -> Answer {
+        match from {
+            Some(from) if from == self.address && is_admitted => self.answer_process(asked),
+            // The sender must not be able to choose the address by which its messages are known.
+            Some(from) if from != asked.source => Answer::Refuse,
+            _ => self.answer_peer(asked),
+        }
+    }
+
+    fn answer_peer(&mut self, asked: &ConnectData) -> Answer {
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
         let is_own = asked.source == self.address;
         if asked.destination != self.address || is_own || lacks_credits {
@@ -1391,9 +1407,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.answer(asked, asked.source, None)
     }
 
-    /// Decides whether to accept a connection request of another process at the own address: one of a member to this
-    /// leader, to reach a peer through it, or one of the leader to this member, on behalf of a peer.
-    pub fn handle_request_of_process(&mut self, asked: &ConnectData) -> Answer {
+    /// Answers a request of another process at the own address: one of a member to this leader, to reach a peer through it,
+    /// or one of the leader to this member, on behalf of a peer.
+    fn answer_process(&mut self, asked: &ConnectData) -> Answer {
         match self.role {
             Role::Leader if asked.source == self.address && asked.member != 0 => {
                 self.answer(asked, asked.destination, Some(asked.member))

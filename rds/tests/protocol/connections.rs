@@ -28,7 +28,7 @@ fn host() -> TestHost {
 
 /// The private data that the host replies with to a request; `None` if it refuses the request.
 fn answer(mut host: TestHost, asked: &ConnectData) -> Option<ConnectData> {
-    match host.handle_request(asked) {
+    match host.handle_request(Some(asked.source), false, asked) {
         Answer::Accept { data, .. } => Some(data),
         Answer::Refuse => None,
     }
@@ -84,6 +84,31 @@ fn requests_with_wrong_addresses_are_refused() {
     );
     let source = address(0);
     assert_eq!(answer(host(), &ConnectData { source, ..asked }), None);
+}
+
+// covers 8.46
+#[test]
+fn a_request_must_come_from_the_address_that_it_names() {
+    let of_peer = proposal(Version::V4_1, 3);
+    let of_process = ConnectData {
+        source: address(0),
+        destination: address(1),
+        member: 7,
+        ..of_peer
+    };
+    for (from, is_admitted, asked, is_accepted) in [
+        (address(1), false, of_peer, true),
+        (address(1), true, of_peer, true),
+        (address(2), false, of_peer, false),
+        (address(0), false, of_peer, false),
+        (address(0), true, of_process, true),
+        (address(0), false, of_process, false),
+        (address(1), true, of_process, false),
+    ] {
+        let answer = host().handle_request(Some(from), is_admitted, &asked);
+        let answered = matches!(answer, Answer::Accept { .. });
+        assert_eq!(answered, is_accepted, "{from}, {is_admitted}, {asked:?}");
+    }
 }
 
 // covers 8.48 8.50
@@ -246,7 +271,9 @@ fn a_restarted_peer_is_accepted_during_an_attempt() {
             incarnation,
             ..proposal(Version::V4_1, 3)
         };
-        let answer = net.host(0).handle_request(&asked);
+        let answer = net
+            .host(0)
+            .handle_request(Some(asked.source), false, &asked);
         assert_eq!(matches!(answer, Answer::Accept { .. }), is_accepted);
     }
 }
@@ -282,7 +309,10 @@ fn only_a_proven_request_replaces_a_connection() {
         destination: address(1),
         ..net.asked[0]
     };
-    let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
+    let Answer::Accept { arrival, .. } =
+        net.host(1)
+            .handle_request(Some(asked.source), false, &asked)
+    else {
         panic!("a request that may come from a restarted peer was refused");
     };
     net.pump(1);
@@ -291,7 +321,10 @@ fn only_a_proven_request_replaces_a_connection() {
     net.settle();
     assert_eq!(net.state(1, 0), PathState::Up);
 
-    let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
+    let Answer::Accept { arrival, .. } =
+        net.host(1)
+            .handle_request(Some(asked.source), false, &asked)
+    else {
         panic!("a request that may come from a restarted peer was refused");
     };
     assert_eq!(net.host(1).handle_accepted(arrival, &asked), None);
@@ -310,7 +343,8 @@ fn unproven_requests_are_bounded_and_leave_no_state() {
             source: Ipv4Addr::from_bits(0x0a00_0000 + number % 100).into(),
             ..proposal(Version::V4_1, 3)
         };
-        let Answer::Accept { arrival, .. } = host.handle_request(&asked) else {
+        let Answer::Accept { arrival, .. } = host.handle_request(Some(asked.source), false, &asked)
+        else {
             panic!("a request that may come from a peer was refused");
         };
         accepted.push(arrival);
@@ -342,19 +376,20 @@ fn requests_with_forged_sources_keep_no_peer_out() {
     let other = asked(0x0a00_0002);
     let Answer::Accept {
         arrival: of_other, ..
-    } = host.handle_request(&other)
+    } = host.handle_request(Some(other.source), false, &other)
     else {
         panic!("the request of a peer was refused");
     };
     let named = asked(0x0a00_0001);
     for _ in 0..1000 {
-        host.handle_request(&named);
+        host.handle_request(Some(named.source), false, &named);
     }
-    let Answer::Accept { arrival, .. } = host.handle_request(&named) else {
+    let Answer::Accept { arrival, .. } = host.handle_request(Some(named.source), false, &named)
+    else {
         panic!("a request that may come from the peer was refused");
     };
     for _ in 0..15 {
-        host.handle_request(&named);
+        host.handle_request(Some(named.source), false, &named);
     }
     assert!(host.handle_accepted(arrival, &named).is_some());
     assert!(host.handle_accepted(of_other, &other).is_some());
