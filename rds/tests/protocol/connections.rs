@@ -395,6 +395,42 @@ fn requests_with_forged_sources_keep_no_peer_out() {
     assert!(host.handle_accepted(of_other, &other).is_some());
 }
 
+// covers 8.46
+#[test]
+fn forged_requests_keep_a_pair_apart_for_10_s_at_most() {
+    for_each_seed("forged requests", 200, |seed| {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        net.connect_hosts(0, 1);
+        let (socket, to) = (net.bind(0, 100), net.bind(1, 200));
+        let incarnations = [0, 1].map(|host| net.host(host).incarnation());
+        // The forger has learnt the incarnation of each host, and sends in its name to the other one.
+        let forge = |net: &mut Net| {
+            for host in 0..2 {
+                let asked = ConnectData {
+                    source: address(1 - host),
+                    destination: address(host),
+                    incarnation: incarnations[1 - host],
+                    ..proposal(Version::V4_1, 3)
+                };
+                net.host(host)
+                    .handle_request(Some(asked.source), false, &asked);
+                net.pump(host);
+            }
+        };
+        forge(&mut net);
+        net.cut(0, 1);
+        net.until(|net| net.state(0, 1) != PathState::Up);
+        net.send(0, socket, at(1, 200), &[1]).unwrap();
+        let cut = net.now;
+        while net.receive_message(1, to).is_none() {
+            let waited = net.now - cut;
+            assert!(waited < Duration::from_secs(10), "{waited:?}");
+            forge(&mut net);
+            net.pass(Duration::from_millis(50));
+        }
+    });
+}
+
 // covers 8.29 8.46
 #[test]
 fn a_restarted_host_exchanges_messages_with_its_old_peers() {
