@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathState};
+use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathId, PathState};
 use polyverbs_wire::rds::{ConnectData, Version};
 
 use crate::net::{Net, TestHost, address, at, attached, content, for_each_seed, runs};
@@ -393,6 +393,60 @@ fn requests_with_forged_sources_keep_no_peer_out() {
     }
     assert!(host.handle_accepted(arrival, &named).is_some());
     assert!(host.handle_accepted(of_other, &other).is_some());
+}
+
+/// Connects a host that nothing has connected to yet from the address with this number.
+fn connect_from(host: &mut TestHost, number: u32) -> Option<PathId> {
+    let asked = ConnectData {
+        source: Ipv4Addr::from_bits(0x0a00_0000 + number).into(),
+        ..proposal(Version::V4_1, 3)
+    };
+    match host.handle_request(Some(asked.source), false, &asked) {
+        Answer::Accept { arrival, .. } => host.handle_accepted(arrival, &asked),
+        Answer::Refuse => None,
+    }
+}
+
+// covers 8.46
+#[test]
+fn peers_that_have_gone_give_way_to_new_ones() {
+    let mut host = host();
+    let mut now = Duration::ZERO;
+    for number in 0..1500 {
+        let path = connect_from(&mut host, number).expect("a peer is accepted");
+        while let Some(ready) = host.next_ready() {
+            while host.poll_transmit(ready).is_some() {}
+        }
+        // The peer has gone: no attempt to connect succeeds.
+        host.handle_lost(path);
+        loop {
+            match host.poll_action() {
+                Some(Action::Connect { path, .. }) => host.handle_lost(path),
+                Some(Action::End(path)) => host.handle_gone(now, path),
+                Some(other) => panic!("{other:?}"),
+                None => match host.next_due() {
+                    Some(due) => {
+                        now = now.max(due);
+                        host.handle_timeout(now);
+                    }
+                    None => break,
+                },
+            }
+        }
+        while host.next_ready().is_some() {}
+    }
+    assert_eq!(host.paths().count(), 1024);
+}
+
+// covers 8.46
+#[test]
+fn a_request_is_refused_while_no_peer_of_1024_is_idle() {
+    let mut host = host();
+    for number in 0..1024 {
+        connect_from(&mut host, number).expect("a peer is accepted");
+    }
+    assert_eq!(connect_from(&mut host, 1024), None);
+    assert_eq!(host.paths().count(), 1024);
 }
 
 // covers 8.46
