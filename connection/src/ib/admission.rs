@@ -4,9 +4,8 @@
 //! with the communication ID of this side arrives, which shows that its sender has received a message at this address. Each
 //! source address has a quota. If there is no room, the oldest unproven connection is given up; if a source has used up its
 //! quota, the oldest of that source. So forged requests in the name of a peer cannot keep that peer out. Connections that
-//! the program requests do not count. The messages to an address from which requests are unproven are limited, by one
-//! allowance for all of them: those of the program's own requests to that address too, because a forged request may be the
-//! reason why the program sends its own.
+//! the program requests do not count. While requests from an address are unproven, the program's own requests to that address
+//! take their messages from the allowance of these, because a forged request may be the reason why the program sends its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 
-use super::connection::Arrival;
+use super::connection::{Arrival, Connection};
 use super::manager::Manager;
 use super::types::{CommId, Event, ListenerId, State};
 
@@ -27,18 +26,6 @@ pub(super) struct Admission {
     /// Unproven connections and those in TIMEWAIT, by age: this side may give them up to make room for a new request.
     replaceable: ByAge<()>,
     counts: BTreeMap<Share, usize>,
-    limits: BTreeMap<LinkAddress, Limit>,
-}
-
-/// The limit on the messages to an address from which requests have come that are unproven.
-#[derive(Debug, Default)]
-struct Limit {
-    /// The unproven requests that have come from the address.
-    unproven: usize,
-    /// The requests that the program has sent there meanwhile and whose peer has not answered.
-    own: usize,
-    /// How many messages all these connections together may still send.
-    allowance: u32,
 }
 
 /// A set of connections in the order of their age, for each `L` (a listener, or `()` for all listeners), and within
@@ -92,6 +79,10 @@ enum Share {
     All,
     /// The connections that one source address has requested.
     Source(LinkAddress),
+    /// The unproven connections that one source address has requested.
+    Unproven(LinkAddress),
+    /// The requests of the program to an address whose messages are limited.
+    Limited(LinkAddress),
     /// The requests to a listener that the program has not answered.
     Listener(ListenerId),
     /// The requests of one source address to a listener that the program has not answered.
@@ -181,14 +172,12 @@ impl Manager {
         admission.arrivals += 1;
         let arrival = (admission.arrivals, id);
         connection.arrival = Some(arrival);
-        connection.is_limited = true;
+        connection.allowance = Some(ALLOWANCE);
         admission.replaceable.insert((), from, arrival);
         admission.unanswered.insert(listener, from, arrival);
         admission.add(Share::All);
         admission.add(Share::Source(from));
-        let limit = admission.limits.entry(from).or_default();
-        limit.unproven += 1;
-        limit.allowance += ALLOWANCE;
+        admission.add(Share::Unproven(from));
         admission.add(Share::Listener(listener));
         admission.add(Share::ListenerSource(listener, from));
     }
@@ -209,120 +198,104 @@ impl Manager {
         }
     }
 
-    /// Removes a connection that no longer exists from the counts.
-    pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress) {
+    /// Removes a request of the program that no longer exists from the counts.
+    pub(super) fn release_own(&mut self, address: LinkAddress, is_proven: bool) {
+        if !is_proven {
+            self.admission.subtract(Share::Limited(address));
+        }
+    }
+
+    /// Removes a connection of a peer that no longer exists from the counts.
+    pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
         self.admission.replaceable.remove((), from, arrival);
         self.admission.subtract(Share::All);
         self.admission.subtract(Share::Source(from));
+        if !is_proven {
+            self.admission.subtract(Share::Unproven(from));
+        }
     }
 
-    /// Limits the messages of a request of the program, if requests from its peer's address are unproven.
+    /// Limits the messages of a request of the program if requests from its peer's address are unproven: it has no allowance
+    /// of its own.
     pub(super) fn limit(&mut self, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let limit = self.admission.limits.get_mut(&connection.path.address);
-        if let Some(limit) = limit.filter(|limit| limit.unproven > 0) {
-            limit.own += 1;
-            connection.is_limited = true;
+        let address = connection.path.address;
+        if self.admission.count(Share::Unproven(address)) > 0 {
+            connection.allowance = Some(0);
+            self.admission.add(Share::Limited(address));
         }
     }
 
-    /// Adds to the allowance of an address, if its messages are limited.
-    pub(super) fn allow(&mut self, address: LinkAddress, messages: u32) {
-        if let Some(limit) = self.admission.limits.get_mut(&address) {
-            limit.allowance += messages;
-        }
-    }
-
-    /// Takes a message from the allowance of an address; returns `false` if none is left.
-    pub(super) fn take_allowance(&mut self, address: LinkAddress) -> bool {
-        let limit = self.admission.limits.get_mut(&address);
-        limit.is_some_and(|limit| {
-            let left = limit.allowance.checked_sub(1);
-            limit.allowance = left.unwrap_or_default();
-            left.is_some()
+    /// Takes one message from the allowance of a connection; returns `false` if none is left. A request of the program takes
+    /// it from an unproven request of the same address, which keeps one for its own answer.
+    pub(super) fn take_allowance(&mut self, id: u32) -> bool {
+        let Some(connection) = self.connections.get(&id) else {
+            return false;
+        };
+        let address = connection.path.address;
+        let has_more = |of: &Connection| of.arrival.is_some() && of.allowance > Some(1);
+        let lender = match connection.allowance {
+            None => return true,
+            Some(0) if connection.arrival.is_none() => {
+                let there = self.by_address.range((address, 0)..=(address, u32::MAX));
+                let mut there = there.map(|&(_, id)| id);
+                there.find(|id| self.connections.get(id).is_some_and(has_more))
+            }
+            Some(left) => (left > 0).then_some(id),
+        };
+        let lender = lender.and_then(|lender| self.connections.get_mut(&lender));
+        lender.is_some_and(|lender| {
+            lender.allowance = lender.allowance.map(|allowance| allowance - 1);
+            true
         })
     }
 
-    /// Returns how many messages an address may still be sent; 0 if its messages are not limited.
-    pub(super) fn allowance(&self, address: LinkAddress) -> u32 {
-        let limit = self.admission.limits.get(&address);
-        limit.map_or(0, |limit| limit.allowance)
-    }
-
-    /// Ends the limit on the messages of a connection; returns whether they were limited.
-    pub(super) fn lift_limit(&mut self, id: u32) -> bool {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return false;
-        };
-        if !std::mem::take(&mut connection.is_limited) {
-            return false;
+    /// Ends the limit on the program's requests to an address where a host has answered, and sends these requests again: the
+    /// allowance may have been too small for them.
+    fn lift_limits(&mut self, address: LinkAddress) {
+        if self.admission.count(Share::Limited(address)) == 0 {
+            return;
         }
-        let address = connection.path.address;
-        if let Some(limit) = self.admission.limits.get_mut(&address) {
-            match connection.arrival {
-                Some(_) => limit.unproven -= 1,
-                None => limit.own -= 1,
-            }
-            if limit.unproven + limit.own == 0 {
-                self.admission.limits.remove(&address);
+        let there = self.by_address.range((address, 0)..=(address, u32::MAX));
+        let rest = self.options.patience.saturating_sub(UNPROVEN);
+        for id in there.map(|&(_, id)| id).collect::<Vec<_>>() {
+            let connection = self.connections.get_mut(&id);
+            let limited = connection.filter(|of| of.arrival.is_none() && of.allowance.is_some());
+            if let Some(connection) = limited {
+                connection.allowance = None;
+                connection.patient_until = connection.patient_until.after(rest);
+                connection.keeps_retries = true;
+                self.admission.subtract(Share::Limited(address));
+                self.wake(id, Time::default());
             }
         }
-        true
     }
 
     /// Marks the address of a connection's peer as proven, that is, not forged: messages to the peer are no longer
     /// limited.
     pub(super) fn prove(&mut self, id: u32) {
-        if !self.lift_limit(id) {
-            return;
-        }
-        self.have_full_patience(id);
-        let Some(connection) = self.connections.get(&id) else {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         let (from, is_over) = (connection.path.address, connection.state == State::TimeWait);
-        if let Some(arrival) = connection.arrival
-            && !is_over
-        {
-            self.admission.replaceable.remove((), from, arrival);
-        }
-        self.lift_own_limits(from);
-    }
-
-    /// Ends the limit on the program's requests to an address where a host has answered, and sends these requests again: the
-    /// allowance may have been too small for them.
-    fn lift_own_limits(&mut self, address: LinkAddress) {
-        let limit = self.admission.limits.get(&address);
-        if limit.is_none_or(|limit| limit.own == 0) {
+        if connection.allowance.take().is_none() {
             return;
         }
-        let there = self.by_address.range((address, 0)..=(address, u32::MAX));
-        let is_own = |id: &u32| {
-            self.connections
-                .get(id)
-                .is_some_and(|of| of.arrival.is_none())
-        };
-        let own: Vec<u32> = there.map(|&(_, id)| id).filter(is_own).collect();
-        for id in own {
-            if !self.lift_limit(id) {
-                continue;
-            }
-            self.have_full_patience(id);
-            if let Some(connection) = self.connections.get_mut(&id) {
-                connection.keeps_retries = true;
-            }
-            self.wake(id, Time::default());
-        }
-    }
-
-    /// Lets the peer of a connection, whose address is proven, answer as late as the general limit allows.
-    fn have_full_patience(&mut self, id: u32) {
+        // A proven peer may answer as late as the general limit allows.
         let rest = self.options.patience.saturating_sub(UNPROVEN);
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.patient_until = connection.patient_until.after(rest);
+        connection.patient_until = connection.patient_until.after(rest);
+        match connection.arrival {
+            Some(arrival) => {
+                self.admission.subtract(Share::Unproven(from));
+                if !is_over {
+                    self.admission.replaceable.remove((), from, arrival);
+                }
+            }
+            None => self.admission.subtract(Share::Limited(from)),
         }
+        self.lift_limits(from);
     }
 
     /// Lets a connection that has ended and only reserves its communication ID be given up for new ones.
@@ -340,7 +313,7 @@ impl Manager {
 /// How long this side waits for an answer from an unproven address, whatever timeout the peer asks for.
 pub(super) const UNPROVEN: Duration = Duration::from_secs(10);
 /// How many messages this side may send to an unproven address for each message that came from there (RFC 9000 section
-/// 8.1). All messages have the same length. All connections with the address share these messages.
+/// 8.1). All messages have the same length.
 pub(super) const ALLOWANCE: u32 = 3;
 /// The divisor for the places of one source address: with 2, the requests of one address may take half of all places.
 const SOURCES: usize = 2;

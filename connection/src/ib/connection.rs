@@ -32,8 +32,9 @@ pub(super) struct Connection {
     pub(super) listener: Option<ListenerId>,
     /// The place in the order of arrival; `None` if the program itself requested the connection.
     pub(super) arrival: Option<Arrival>,
-    /// Whether messages to the peer are limited by the allowance of its address, which is not proven to be the peer's.
-    pub(super) is_limited: bool,
+    /// How many messages may still be sent to an address that is not proven to be the peer's; `None` if it is proven. A
+    /// request of the program has 0, and takes messages from the allowances of unproven requests of the address.
+    pub(super) allowance: Option<u32>,
     pub(super) local_qpn: Qpn,
     pub(super) remote_qpn: Qpn,
     pub(super) sq_psn: Psn,
@@ -72,7 +73,7 @@ impl Connection {
             remote_guid: 0,
             listener: None,
             arrival: None,
-            is_limited: false,
+            allowance: None,
             local_qpn: Qpn::default(),
             remote_qpn: Qpn::default(),
             sq_psn: Psn::default(),

@@ -203,14 +203,12 @@ impl Manager {
         let there = self.by_address.range((to, 0)..=(to, u32::MAX));
         let there: Vec<u32> = there.map(|&(_, id)| id).collect();
         for id in there {
-            let connection = self.connections.get(&id);
+            let connection = self.connections.get_mut(&id);
             let Some(connection) = connection.filter(|of| of.state.awaits_answer()) else {
                 continue;
             };
             // The message has not left.
-            if connection.is_limited {
-                self.allow(to, 1);
-            }
+            connection.allowance = connection.allowance.map(|allowance| allowance + 1);
             self.on_due(now, id, Some(errno));
         }
     }
@@ -231,9 +229,8 @@ impl Manager {
             connection.retries_left -= 1;
         }
         let (message, response) = (connection.repeated.clone(), connection.response);
-        let (is_limited, to) = (connection.is_limited, connection.path.address);
         // The last message that an unproven address may be sent says that the connection is given up.
-        let may_repeat = !is_limited || self.allowance(to) > 1;
+        let may_repeat = connection.arrival.is_none() || connection.allowance != Some(1);
         if let Some(message) = message.filter(|_| may_repeat) {
             self.counts.retries += 1;
             self.send(id, *message);
@@ -303,7 +300,7 @@ impl Manager {
             return;
         };
         let (to, transaction_id) = (connection.path.address, connection.transaction_id);
-        if connection.is_limited && !self.take_allowance(to) {
+        if !self.take_allowance(id) {
             self.counts.unsent += 1;
             return;
         }
@@ -328,9 +325,9 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let until = now.after(match connection.is_limited {
-            true => patience.min(UNPROVEN),
-            false => patience,
+        let until = now.after(match connection.allowance {
+            Some(_) => patience.min(UNPROVEN),
+            None => patience,
         });
         connection.retries_left = connection.max_cm_retries;
         connection.repeated = Some(Box::new(message));
@@ -419,13 +416,14 @@ impl Manager {
     pub(super) fn forget(&mut self, id: u32) {
         self.cancel(id);
         self.close(id);
-        self.lift_limit(id);
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
         self.by_address.remove(&(connection.path.address, id));
-        if let Some(arrival) = connection.arrival {
-            self.release(arrival, connection.path.address);
+        let is_proven = connection.allowance.is_none();
+        match connection.arrival {
+            Some(arrival) => self.release(arrival, connection.path.address, is_proven),
+            None => self.release_own(connection.path.address, is_proven),
         }
         let request = connection.peer_key(connection.remote_comm_id);
         remove_own(&mut self.by_request, request, id);

@@ -77,14 +77,13 @@ impl Manager {
 
     fn on_duplicate_req(&mut self, now: Time, from: Sender, id: u32, req: &Req) {
         self.counts.duplicates += 1;
-        let Some(connection) = self.connections.get(&id) else {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let state = connection.state;
-        if connection.is_limited {
-            self.allow(from.address, ALLOWANCE);
+        if let Some(allowance) = &mut connection.allowance {
+            *allowance += ALLOWANCE;
         }
-        match state {
+        match connection.state {
             State::ReqRcvd => {
                 self.wait_for_answer(now, id);
                 // It cannot fail: the state allows it, and there is no private data.
