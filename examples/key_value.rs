@@ -1,29 +1,30 @@
 //! A key-value store whose server only waits: clients read, write and count in its memory.
 //!
 //! `key_value serve ADDRESS:PORT DEVICE` has the table, and a tokio task for each connection. At most `--max-connections N` exist
-//! at one time, and at most half of them from one address; others are refused with a reason. `--max-keys N` is the size of the
-//! table. `key_value try ADDRESS:PORT DEVICE tokio|smol` is a hundred clients, each a task, on one thread and one completion
-//! queue; each puts a value, gets it back and counts itself. Devices are `ib0` and `iw0`; the program does not ask which one it
-//! is.
+//! at one time, and at most half of them from one address; others are refused with a reason. A client has its place when it has
+//! completed its connection, because the address of a request may be forged. `--max-keys N` is the size of the table.
+//! `key_value try ADDRESS:PORT DEVICE tokio|smol` is a hundred clients, each a task, on one thread and one completion queue; each
+//! puts a value, gets it back and counts itself. Devices are `ib0` and `iw0`; the program does not ask which one it is.
 //!
 //! A key takes its slot by a compare-and-swap of its tag, beginning at the slot of its hash; then a put is one write, a get is
 //! one read, and a count one fetch-and-add.
 #![forbid(unsafe_code)]
 
-use std::future::Future;
+use std::collections::VecDeque;
+use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZero;
 use std::process::ExitCode;
 
 use polyverbs::capability::Baseline;
-use polyverbs::connection::{ConnectError, ConnectionOptions, Connector, Incoming};
+use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::portable::read_sink_access;
 use polyverbs::{
     Access, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements,
     wr,
 };
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -133,31 +134,73 @@ async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
         .private_data(&table.to_bytes());
     let listener = Connector::of(&context)?.listen(at, CLIENTS)?;
     println!("serving at {}", listener.address());
+    let (mut accepting, mut unproven) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
     let (mut served, mut clients) = (JoinSet::new(), Vec::new());
+    let mut next = listener.next();
     loop {
-        let incoming = listener.next().await?;
+        let asked = async { Event::Asked((&mut next).await) };
+        let accepted = async { Event::Accepted(joined(&mut accepting).await) };
+        // A completed connection comes before further requests, so that a flood of requests keeps no client out.
+        let event = smol::future::or(accepted, asked).await;
         while let Some(ended) = served.try_join_next() {
             let (from, ended): (_, Result<()>) = ended?;
             ended.unwrap_or_else(|error| eprintln!("a client: {error}"));
             let place = clients.iter().position(|client| *client == from);
             place.map(|place| clients.swap_remove(place));
         }
-        let from = incoming.from().map(|from| from.ip());
-        if !limits.admit(&clients, from) {
-            refuse(incoming, BUSY);
-            continue;
+        match event {
+            Event::Asked(incoming) => {
+                next = listener.next();
+                let incoming = incoming?;
+                let from = incoming.from().map(|from| from.ip());
+                if !limits.admit(&clients, from) {
+                    refuse(incoming, BUSY);
+                    continue;
+                }
+                unproven.retain(|request| !request.is_finished());
+                if unproven.len() >= MOST_UNPROVEN {
+                    unproven.pop_front().inspect(AbortHandle::abort);
+                }
+                let Ok(qp) = pd.create_qp(QpOptions::rc(&cq)).await else {
+                    refuse(incoming, "it has no queue pair left");
+                    continue;
+                };
+                let options = options.clone();
+                unproven.push_back(accepting.spawn(async move {
+                    let connection = incoming.accept(&qp, options).await?;
+                    Ok((from, qp, connection))
+                }));
+            }
+            // If others have taken the last place meanwhile, the client is disconnected.
+            Event::Accepted(Ok(Ok((from, qp, connection)))) if limits.admit(&clients, from) => {
+                clients.push(from);
+                served.spawn(async move { (from, keep(qp, connection).await) });
+            }
+            // The peer has not completed the connection, or the request has given way to a newer one.
+            Event::Accepted(_) => {}
         }
-        let Ok(qp) = pd.create_qp(QpOptions::rc(&cq)).await else {
-            refuse(incoming, "it has no queue pair left");
-            continue;
-        };
-        clients.push(from);
-        let kept = keep(qp, incoming, options.clone());
-        served.spawn(async move { (from, kept.await) });
+    }
+}
+
+/// What the server waits for.
+enum Event {
+    Asked(std::result::Result<Incoming, ConnectError>),
+    Accepted(std::result::Result<Accepted, JoinError>),
+}
+
+/// A connection that its client has completed, with the client's address and the server's queue pair.
+type Accepted = std::result::Result<(Option<IpAddr>, Qp, Connection), ConnectError>;
+
+async fn joined<T: 'static>(tasks: &mut JoinSet<T>) -> std::result::Result<T, JoinError> {
+    match tasks.join_next().await {
+        Some(joined) => joined,
+        None => pending().await,
     }
 }
 
 const BUSY: &str = "it serves as many as it may at one time";
+/// How many requests wait at one time for their clients to complete the connection. One more replaces the oldest.
+const MOST_UNPROVEN: usize = 4 * CLIENTS;
 
 fn refuse(incoming: Incoming, reason: &str) {
     // A client that has gone does not receive the reason.
@@ -165,8 +208,7 @@ fn refuse(incoming: Incoming, reason: &str) {
 }
 
 // Keeps a connection; a client that dies or sends invalid data ends only its own.
-async fn keep(qp: Qp, incoming: Incoming, options: ConnectionOptions) -> Result<()> {
-    let connection = incoming.accept(&qp, options).await?;
+async fn keep(_qp: Qp, connection: Connection) -> Result<()> {
     Ok(connection.disconnected().await?)
 }
 

@@ -59,16 +59,10 @@ pub(crate) async fn accept_all(node: Weak<Node>) {
 fn answer(node: &Arc<Node>, incoming: Incoming) {
     let asked = ConnectData::parse(incoming.private_data(), node.at.is_ipv6());
     let from = incoming.from().map(|from| from.ip());
-    let answer = match &asked {
-        Some(asked) if from == Some(node.at) && incoming.is_admitted() => {
-            node.with(|state| state.host.handle_request_of_process(asked))
-        }
-        // The address in the peer's private data must be the one that its request comes from.
-        Some(asked) if from.is_none_or(|from| from == asked.source) => {
-            node.with(|state| state.host.handle_request(asked))
-        }
-        _ => Answer::Refuse,
-    };
+    let is_admitted = from == Some(node.at) && incoming.is_admitted();
+    let answer = asked.as_ref().map_or(Answer::Refuse, |asked| {
+        node.with(|state| state.host.handle_request(from, is_admitted, asked))
+    });
     match (answer, asked) {
         (Answer::Accept { arrival, data }, Some(asked)) => {
             let task = accept(Arc::downgrade(node), incoming, arrival, asked, data);
@@ -170,6 +164,7 @@ async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> 
     let limits = *node.lock().host.limits();
     let entries = limits.send_requests + limits.receives;
     let needed = entries * (1 + node.lock().links() as u32);
+    // The CQ does not shrink again: the host limits the number of peers and of accepted requests, and so that of the QPs.
     if needed > node.cq.cqe() {
         node.cq.resize(needed.next_power_of_two()).await?;
     }
@@ -265,4 +260,134 @@ pub(crate) async fn discard(node: Weak<Node>, mut link: Link) {
         node.poll_with(|state| state.forget(&link.qp));
     }
     link.destroy().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::net::IpAddr;
+
+    use polyverbs::{Context, Requirements};
+    use polyverbs_wire::rds::Version;
+    use test_kit::waiting::until;
+
+    use super::*;
+    use crate::node::device_of;
+    use crate::protocol::PathState;
+    use crate::{Outgoing, RdsSocket, RdsTransport, Wait};
+
+    fn address(last: u8) -> IpAddr {
+        [127, 0, 46, last].into()
+    }
+
+    fn node_at(at: IpAddr, transport: RdsTransport) -> Arc<Node> {
+        let device = || device_of(at, Some(transport));
+        Node::acquire(SocketAddr::new(at, 0), device).unwrap()
+    }
+
+    /// A peer that requests connections as RDS does, and has no listener.
+    struct Peer {
+        connector: Connector,
+        qp: Qp,
+        to: SocketAddr,
+        data: ConnectData,
+        _context: Context,
+    }
+
+    impl Peer {
+        /// A node at an address, and a peer of the node at the next address.
+        fn of_node(last: u8, transport: RdsTransport) -> (Arc<Node>, Self) {
+            let [at, peer] = [last, last + 1].map(address);
+            let node = node_at(at, transport);
+            let device = device_of(peer, Some(transport)).unwrap();
+            let context = device.open(&Requirements::new()).unwrap();
+            let pd = context.alloc_pd().wait().unwrap();
+            let cq = context.create_cq(8).wait().unwrap();
+            let peer = Self {
+                connector: Connector::of(&context).unwrap(),
+                qp: pd.create_qp(QpOptions::rc(&cq)).wait().unwrap(),
+                to: port_at(SocketAddr::new(at, 0)),
+                data: ConnectData {
+                    source: peer,
+                    destination: at,
+                    version: Version::V4_1,
+                    minor_mask: 3,
+                    tos: 0,
+                    member: 0,
+                    ack_sequence: 0,
+                    credit: 32,
+                    incarnation: 7,
+                },
+                _context: context,
+            };
+            (node, peer)
+        }
+
+        fn ask(&self, data: &ConnectData) -> Result<Accepted, ConnectError> {
+            let options = ConnectionOptions::new().private_data(&data.to_bytes());
+            self.connector.request(&self.qp, self.to, options).wait()
+        }
+    }
+
+    /// The QPs of a node, and the slots of its pool that are in use.
+    fn usage(node: &Arc<Node>) -> (usize, usize) {
+        (node.lock().links(), Arc::strong_count(&node.pool) - 1)
+    }
+
+    // covers 8.46
+    #[test]
+    fn a_request_that_is_not_completed_leaves_nothing() {
+        let (node, peer) = Peer::of_node(1, RdsTransport::InfiniBand);
+        let accepted = peer.ask(&peer.data).unwrap();
+        let first = node.lock().host.limits().first_receives;
+        assert_eq!(usage(&node), (1, first as usize));
+        accepted.reject(&REFUSED).unwrap();
+        until(|| usage(&node) == (0, 0));
+        assert_eq!(node.lock().host.paths().count(), 0);
+        node.release();
+    }
+
+    // covers 8.46
+    #[test]
+    fn a_peer_that_has_gone_leaves_no_qp_and_no_receives() {
+        for (last, transport) in [(3, RdsTransport::InfiniBand), (5, RdsTransport::Iwarp)] {
+            let node = node_at(address(last), transport);
+            let peer = RdsSocket::new();
+            peer.set_transport(transport).unwrap();
+            let own = SocketAddr::new(address(last + 1), 0);
+            peer.bind_to(own).unwrap();
+            let message = Outgoing {
+                data: &[IoSlice::new(b"for a port without a socket")],
+                to: Some(SocketAddr::new(node.at, 100)),
+                ..Outgoing::default()
+            };
+            peer.send_msg(message, Wait::No).unwrap();
+            until(|| (node.lock().host.paths()).any(|path| path.state == PathState::Up));
+            drop(peer);
+            // The node tries for a while to connect again.
+            until(|| usage(&node) == (0, 0) && node.lock().host.next_due().is_none());
+            node.release();
+        }
+    }
+
+    // covers 8.46
+    #[test]
+    fn a_node_refuses_a_request_that_names_another_host() {
+        for (last, transport) in [(7, RdsTransport::InfiniBand), (9, RdsTransport::Iwarp)] {
+            let (node, peer) = Peer::of_node(last, transport);
+            for source in [address(99), node.at] {
+                let asked = ConnectData {
+                    source,
+                    ..peer.data
+                };
+                let refused = peer.ask(&asked).err();
+                assert!(
+                    matches!(refused, Some(ConnectError::Refused { .. })),
+                    "{source}: {refused:?}"
+                );
+            }
+            assert_eq!(usage(&node), (0, 0));
+            node.release();
+        }
+    }
 }

@@ -219,3 +219,30 @@ impl fmt::Debug for Slot {
         write!(f, "slot at {}", self.place().offset)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use polyverbs::Requirements;
+    use polyverbs::emulated::{self, EmulatedOptions};
+
+    use super::*;
+
+    #[test]
+    fn memory_of_unused_slots_is_freed() {
+        let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        let pool = Pool::new(&context.alloc_pd().wait().unwrap());
+        for length in [SHORT, FRAGMENT] {
+            let take = |_| pool.take(length).unwrap();
+            let taken: Vec<_> = (0..100 * CHUNK).map(take).collect();
+            let of_each_chunk = taken.iter().step_by(CHUNK);
+            let chunks: Vec<_> = of_each_chunk
+                .map(|slot| Arc::downgrade(&slot.place().chunk))
+                .collect();
+            drop(taken);
+            let left = chunks.iter().filter(|chunk| chunk.strong_count() > 0);
+            assert!(left.count() <= 5, "of 100 chunks");
+            assert!(pool.free(length).capacity() <= 20 * CHUNK);
+        }
+    }
+}

@@ -3,8 +3,8 @@
 //! Each peer has a thread, and their number is limited. While no place is free, an idle peer gives way to the next one; otherwise
 //! it is dropped after a longer time. No address has more than half of the places, so that none can occupy them all.
 //!
-//! The source address of a request can be forged. So a request takes a queue pair and no place; its peer gets a place when it
-//! completes the connection, which proves its address.
+//! The source address of a request can be forged. So a request takes a queue pair and no place, and ends no other peer; its
+//! peer gets a place when it completes the connection, which proves its address.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -29,7 +29,8 @@ const GIVES_WAY_AT_FIRST: Duration = Duration::from_millis(300);
 pub(crate) const LEAST: u64 = 64 << 10;
 
 /// The largest number of accepted requests whose peers have not completed the connection, and of peers that wait for a
-/// place. One more replaces the oldest.
+/// place. One more replaces the oldest. One address has at most half of them: if it has that many, one more replaces its
+/// oldest.
 const MOST_WAITING: usize = 64;
 
 /// The events that the serving loop waits for.
@@ -95,12 +96,13 @@ impl Peers {
                         let incoming = incoming?;
                         let from = incoming.from().map(|from| from.ip());
                         let mut give_up = || unproven.pop_front().is_some();
-                        if self.is_full(from) {
+                        if let Room::None = self.room_for(from) {
                             refuse(incoming, BUSY);
                         } else if let Some((side, completed)) = accept(incoming, &mut give_up) {
                             numbered += 1;
                             let (number, tell) = (numbered, tell.clone());
-                            queue(&mut unproven, Accepted { number, from, side });
+                            let one = Accepted { number, from, side };
+                            queue(&mut unproven, one, |one| one.from);
                             completed.on_done(move |done| {
                                 _ = tell.send(RequestEvent::Completed(number, done));
                             });
@@ -110,7 +112,7 @@ impl Peers {
                         let place = unproven.iter().position(|one| one.number == number);
                         let accepted = place.and_then(|place| unproven.remove(place));
                         if let Some(one) = accepted.zip(done.ok()) {
-                            queue(&mut waiting, one);
+                            queue(&mut waiting, one, |(one, _)| one.from);
                         }
                     }
                     Err(_) => {}
@@ -142,23 +144,31 @@ impl Peers {
         })
     }
 
-    /// Whether a peer at this address can get no place. If so, the peer that is idle for longest has to give way, if it has
-    /// been idle for long enough.
-    fn is_full(&self, from: Option<IpAddr>) -> bool {
+    fn room_for(&self, from: Option<IpAddr>) -> Room {
         let served = self.served.lock();
         let of_address = served.iter().filter(|peer| peer.from == from).count();
         let is_much = of_address >= self.most.div_ceil(2);
-        let is_full = is_much || served.len() >= self.most;
-        let others = served.iter().filter(|peer| !is_much || peer.from == from);
-        if is_full && let Some(idle) = others.max_by_key(|peer| peer.idle()) {
-            idle.give_way();
+        if !is_much && served.len() < self.most {
+            return Room::Free;
         }
-        is_full
+        let others = served.iter().filter(|peer| !is_much || peer.from == from);
+        let idle = others.max_by_key(|peer| peer.idle());
+        match idle.filter(|peer| peer.may_give_way()) {
+            Some(idle) => Room::Idle(Arc::clone(idle)),
+            None => Room::None,
+        }
     }
 
+    /// Gives a place to a peer whose address is proven. If only an idle peer's place could become free, that peer has to
+    /// give way.
     fn admit(&self, from: Option<IpAddr>) -> Option<Place<'_>> {
-        if self.is_full(from) {
-            return None;
+        match self.room_for(from) {
+            Room::Free => {}
+            Room::Idle(idle) => {
+                idle.state.lock().gives_way = true;
+                return None;
+            }
+            Room::None => return None,
         }
         let peer = Arc::new(Peer {
             from,
@@ -175,10 +185,26 @@ impl Peers {
     }
 }
 
-/// Appends an element, and removes the oldest one if there are [`MOST_WAITING`].
-fn queue<T>(all: &mut VecDeque<T>, one: T) {
-    if all.len() >= MOST_WAITING {
-        all.pop_front();
+/// The place that a peer could get.
+enum Room {
+    /// A place is free.
+    Free,
+    /// A place would be free if this peer, which has been idle for long enough, gave way.
+    Idle(Arc<Peer>),
+    None,
+}
+
+/// Appends an element. Removes the oldest one if there are [`MOST_WAITING`], or the oldest of the same source if that source
+/// has half of them.
+fn queue<T>(all: &mut VecDeque<T>, one: T, source: impl Fn(&T) -> Option<IpAddr>) {
+    let from = source(&one);
+    let is_its = |other: &T| source(other) == from;
+    let oldest = match all.iter().filter(|other| is_its(other)).count() {
+        count if count >= MOST_WAITING / 2 => all.iter().position(is_its),
+        _ => (all.len() >= MOST_WAITING).then_some(0),
+    };
+    if let Some(oldest) = oldest {
+        all.remove(oldest);
     }
     all.push_back(one);
 }
@@ -247,14 +273,13 @@ impl Peer {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    fn give_way(&self) {
-        let idle = self.idle();
-        let mut state = self.state.lock();
-        let patience = match state.has_moved {
+    /// Whether the peer has been idle for so long that it has to give way to another one.
+    fn may_give_way(&self) -> bool {
+        let patience = match self.state.lock().has_moved {
             true => GIVES_WAY,
             false => GIVES_WAY_AT_FIRST,
         };
-        state.gives_way |= idle >= patience;
+        self.idle() >= patience
     }
 
     /// Fails if the peer has been idle for too long, or has to give way to another one.
@@ -264,5 +289,53 @@ impl Peer {
             return Err("nothing came from the other side for too long".into());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(number: u8) -> Option<IpAddr> {
+        Some(IpAddr::from([10, 0, 0, number]))
+    }
+
+    #[test]
+    fn requests_of_one_address_leave_room_for_others() {
+        let mut all = VecDeque::new();
+        let mut asks = |from, number| queue(&mut all, (address(from), number), |(from, _)| *from);
+        asks(1, 0);
+        (1..=1000).for_each(|number| asks(2, number));
+        asks(1, 1001);
+        let numbers = all.iter().map(|(_, number)| *number);
+        let half = MOST_WAITING as u32 / 2;
+        let expected = [0].into_iter().chain(1001 - half..=1001);
+        assert!(numbers.eq(expected), "{all:?}");
+    }
+
+    #[test]
+    fn requests_of_many_addresses_replace_the_oldest() {
+        let mut all = VecDeque::new();
+        for number in 0..=255 {
+            queue(&mut all, address(number), |from| *from);
+        }
+        let expected = (256 - MOST_WAITING..256).map(|number| address(number as u8));
+        assert!(all.iter().copied().eq(expected), "{all:?}");
+    }
+
+    #[test]
+    fn an_idle_peer_gives_way_to_a_proven_peer_only() {
+        let peers = Peers::new(1, Duration::MAX);
+        let place = peers.admit(address(1)).expect("a free place");
+        place.peer.waits();
+        assert!(matches!(peers.room_for(address(2)), Room::None));
+        place.peer.state.lock().since = Instant::now().checked_sub(GIVES_WAY);
+        // A request may be forged, and asks only whether there is room.
+        assert!(matches!(peers.room_for(address(2)), Room::Idle(_)));
+        assert!(place.peer.check().is_ok());
+        assert!(peers.admit(address(2)).is_none());
+        assert!(place.peer.check().is_err());
+        drop(place);
+        assert!(peers.admit(address(2)).is_some());
     }
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
 use std::path::PathBuf;
-use std::process::Command;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
@@ -13,13 +12,7 @@ use super::{Folder, complaint, text};
 
 /// A library that is preloaded before the C library and makes some functions fail.
 pub(super) fn failing(folder: &Folder) -> PathBuf {
-    let library = folder.path("fails.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/fails.c");
-    let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o"]);
-    let built = cc.arg(&library).arg(source).output().unwrap();
-    assert!(built.status.success(), "{built:?}");
-    library
+    test_kit::preload::failing(&folder.path("fails.so"))
 }
 
 #[test]

@@ -4,15 +4,16 @@
 //! with the communication ID of this side arrives, which shows that its sender has received a message at this address. Each
 //! source address has a quota. If there is no room, the oldest unproven connection is given up; if a source has used up its
 //! quota, the oldest of that source. So forged requests in the name of a peer cannot keep that peer out. Connections that
-//! the program requests do not count. While requests from an address are unproven, the messages for a REQ of the program to
-//! that address are limited as those for a REP are, because a forged request may be the reason why the program connects.
+//! the program requests do not count. While requests from an address are unproven, the program's own requests to that address
+//! take their messages from the allowance of these, because a forged request may be the reason why the program sends its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 
-use super::connection::Arrival;
+use super::connection::{Arrival, Connection};
 use super::manager::Manager;
 use super::types::{CommId, Event, ListenerId, State};
 
@@ -80,6 +81,8 @@ enum Share {
     Source(LinkAddress),
     /// The unproven connections that one source address has requested.
     Unproven(LinkAddress),
+    /// The requests of the program to an address whose messages are limited.
+    Limited(LinkAddress),
     /// The requests to a listener that the program has not answered.
     Listener(ListenerId),
     /// The requests of one source address to a listener that the program has not answered.
@@ -195,7 +198,14 @@ impl Manager {
         }
     }
 
-    /// Removes a connection that no longer exists from the counts.
+    /// Removes a request of the program that no longer exists from the counts.
+    pub(super) fn release_own(&mut self, address: LinkAddress, is_proven: bool) {
+        if !is_proven {
+            self.admission.subtract(Share::Limited(address));
+        }
+    }
+
+    /// Removes a connection of a peer that no longer exists from the counts.
     pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
         self.admission.replaceable.remove((), from, arrival);
         self.admission.subtract(Share::All);
@@ -205,11 +215,62 @@ impl Manager {
         }
     }
 
-    /// Returns how many messages a REQ of the program may send to an address before the address is proven; `None` for no
-    /// limit.
-    pub(super) fn allowance_to(&self, address: LinkAddress) -> Option<u32> {
-        let is_suspect = self.admission.count(Share::Unproven(address)) > 0;
-        is_suspect.then_some(ALLOWANCE)
+    /// Limits the messages of a request of the program if requests from its peer's address are unproven: it has no allowance
+    /// of its own.
+    pub(super) fn limit(&mut self, id: u32) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let address = connection.path.address;
+        if self.admission.count(Share::Unproven(address)) > 0 {
+            connection.allowance = Some(0);
+            self.admission.add(Share::Limited(address));
+        }
+    }
+
+    /// Takes one message from the allowance of a connection; returns `false` if none is left. A request of the program takes
+    /// it from an unproven request of the same address, which keeps one for its own answer.
+    pub(super) fn take_allowance(&mut self, id: u32) -> bool {
+        let Some(connection) = self.connections.get(&id) else {
+            return false;
+        };
+        let address = connection.path.address;
+        let has_more = |of: &Connection| of.arrival.is_some() && of.allowance > Some(1);
+        let lender = match connection.allowance {
+            None => return true,
+            Some(0) if connection.arrival.is_none() => {
+                let there = self.by_address.range((address, 0)..=(address, u32::MAX));
+                let mut there = there.map(|&(_, id)| id);
+                there.find(|id| self.connections.get(id).is_some_and(has_more))
+            }
+            Some(left) => (left > 0).then_some(id),
+        };
+        let lender = lender.and_then(|lender| self.connections.get_mut(&lender));
+        lender.is_some_and(|lender| {
+            lender.allowance = lender.allowance.map(|allowance| allowance - 1);
+            true
+        })
+    }
+
+    /// Ends the limit on the program's requests to an address where a host has answered, and sends these requests again: the
+    /// allowance may have been too small for them.
+    fn lift_limits(&mut self, address: LinkAddress) {
+        if self.admission.count(Share::Limited(address)) == 0 {
+            return;
+        }
+        let there = self.by_address.range((address, 0)..=(address, u32::MAX));
+        let rest = self.options.patience.saturating_sub(UNPROVEN);
+        for id in there.map(|&(_, id)| id).collect::<Vec<_>>() {
+            let connection = self.connections.get_mut(&id);
+            let limited = connection.filter(|of| of.arrival.is_none() && of.allowance.is_some());
+            if let Some(connection) = limited {
+                connection.allowance = None;
+                connection.patient_until = connection.patient_until.after(rest);
+                connection.keeps_retries = true;
+                self.admission.subtract(Share::Limited(address));
+                self.wake(id, Time::default());
+            }
+        }
     }
 
     /// Marks the address of a connection's peer as proven, that is, not forged: messages to the peer are no longer
@@ -225,12 +286,16 @@ impl Manager {
         // A proven peer may answer as late as the general limit allows.
         let rest = self.options.patience.saturating_sub(UNPROVEN);
         connection.patient_until = connection.patient_until.after(rest);
-        if let Some(arrival) = connection.arrival {
-            self.admission.subtract(Share::Unproven(from));
-            if !is_over {
-                self.admission.replaceable.remove((), from, arrival);
+        match connection.arrival {
+            Some(arrival) => {
+                self.admission.subtract(Share::Unproven(from));
+                if !is_over {
+                    self.admission.replaceable.remove((), from, arrival);
+                }
             }
+            None => self.admission.subtract(Share::Limited(from)),
         }
+        self.lift_limits(from);
     }
 
     /// Lets a connection that has ended and only reserves its communication ID be given up for new ones.

@@ -7,7 +7,7 @@ use verbs_api::ids::Qpn;
 
 use super::connection::Connection;
 use super::limits::fits;
-use super::manager::{Manager, remove_own};
+use super::manager::Manager;
 use super::private;
 use super::time;
 use super::types::{
@@ -35,7 +35,6 @@ impl Manager {
             rnr_retry_count: request.rnr_retry_count.min(7),
             response,
             max_cm_retries: request.max_cm_retries.min(15),
-            allowance: self.allowance_to(request.path.address),
             ..Connection::new(State::ReqSent, request.path, request.service_id)
         };
         let id = self.add_own(connection)?;
@@ -162,15 +161,9 @@ impl Manager {
         if self.state(id) == Some(State::Established) {
             return Err(CmError::Connected);
         }
-        let connection = self.in_state(id, &[State::RepSent, State::MraRepRcvd])?;
-        connection.state = State::Established;
-        connection.repeated = None;
-        let qpn = connection.local_qpn.value();
-        let (address, guid) = (connection.path.address, connection.remote_guid);
-        remove_own(&mut self.unready, qpn, id.0);
-        self.cancel(id.0);
+        self.in_state(id, &[State::RepSent, State::MraRepRcvd])?;
         self.prove(id.0);
-        self.watch_adapter(now, address, guid);
+        self.establish(now, id.0);
         self.tell(Event::EstablishedByTraffic { id });
         Ok(())
     }
@@ -362,7 +355,6 @@ impl Manager {
         let connection = Connection {
             response: self.response_time(response_timeout, path.packet_life_time),
             max_cm_retries: max_cm_retries.min(15),
-            allowance: self.allowance_to(path.address),
             ..Connection::new(State::SidrReqSent, path, service_id)
         };
         let id = self.add_own(connection)?;

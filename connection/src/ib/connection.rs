@@ -32,7 +32,8 @@ pub(super) struct Connection {
     pub(super) listener: Option<ListenerId>,
     /// The place in the order of arrival; `None` if the program itself requested the connection.
     pub(super) arrival: Option<Arrival>,
-    /// How many messages may still be sent to an address that is not proven to be the peer's; `None` if it is proven.
+    /// How many messages may still be sent to an address that is not proven to be the peer's; `None` if it is proven. A
+    /// request of the program has 0, and takes messages from the allowances of unproven requests of the address.
     pub(super) allowance: Option<u32>,
     pub(super) local_qpn: Qpn,
     pub(super) remote_qpn: Qpn,
@@ -56,8 +57,8 @@ pub(super) struct Connection {
     pub(super) patient_until: Time,
     /// Until this time a REQ is repeated that the peer refused because no program listens.
     pub(super) listens_by: Time,
-    /// Whether the peer refused the repeated message, rather than not answering it.
-    pub(super) is_refused: bool,
+    /// Whether the next repetition uses up no retry, because the peer refused the message or the message was not sent.
+    pub(super) keeps_retries: bool,
 }
 
 impl Connection {
@@ -90,7 +91,7 @@ impl Connection {
             due: None,
             patient_until: Time::default(),
             listens_by: Time::default(),
-            is_refused: false,
+            keeps_retries: false,
         }
     }
 

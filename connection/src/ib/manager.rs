@@ -222,7 +222,7 @@ impl Manager {
             self.forget(id);
             return self.tell(Event::TimewaitExit { id: CommId(id) });
         }
-        if !std::mem::take(&mut connection.is_refused) {
+        if !std::mem::take(&mut connection.keeps_retries) {
             if connection.retries_left == 0 || connection.patient_until <= now {
                 return self.give_up(now, id, refused);
             }
@@ -230,7 +230,7 @@ impl Manager {
         }
         let (message, response) = (connection.repeated.clone(), connection.response);
         // The last message that an unproven address may be sent says that the connection is given up.
-        let may_repeat = connection.allowance != Some(1);
+        let may_repeat = connection.arrival.is_none() || connection.allowance != Some(1);
         if let Some(message) = message.filter(|_| may_repeat) {
             self.counts.retries += 1;
             self.send(id, *message);
@@ -296,17 +296,14 @@ impl Manager {
     }
 
     pub(super) fn send(&mut self, id: u32, message: Message) {
-        let Some(connection) = self.connections.get_mut(&id) else {
+        let Some(connection) = self.connections.get(&id) else {
             return;
         };
-        if let Some(allowance) = &mut connection.allowance {
-            let Some(left) = allowance.checked_sub(1) else {
-                self.counts.unsent += 1;
-                return;
-            };
-            *allowance = left;
-        }
         let (to, transaction_id) = (connection.path.address, connection.transaction_id);
+        if !self.take_allowance(id) {
+            self.counts.unsent += 1;
+            return;
+        }
         self.send_to(to, transaction_id, message);
     }
 
@@ -336,7 +333,7 @@ impl Manager {
         connection.repeated = Some(Box::new(message));
         connection.patient_until = until;
         connection.listens_by = now.after(LISTENS_BY);
-        connection.is_refused = false;
+        connection.keeps_retries = false;
         let due = now.after(connection.response);
         self.send(id, message);
         self.wake(id, due);
@@ -352,7 +349,7 @@ impl Manager {
         if at > connection.listens_by {
             return false;
         }
-        connection.is_refused = true;
+        connection.keeps_retries = true;
         self.wake(id, at);
         true
     }
@@ -423,9 +420,10 @@ impl Manager {
             return;
         };
         self.by_address.remove(&(connection.path.address, id));
-        if let Some(arrival) = connection.arrival {
-            let is_proven = connection.allowance.is_none();
-            self.release(arrival, connection.path.address, is_proven);
+        let is_proven = connection.allowance.is_none();
+        match connection.arrival {
+            Some(arrival) => self.release(arrival, connection.path.address, is_proven),
+            None => self.release_own(connection.path.address, is_proven),
         }
         let request = connection.peer_key(connection.remote_comm_id);
         remove_own(&mut self.by_request, request, id);
@@ -442,7 +440,9 @@ impl Manager {
         if own >= self.options.max_connections {
             return Err(CmError::TooMany);
         }
-        self.add(connection)
+        let id = self.add(connection)?;
+        self.limit(id);
+        Ok(id)
     }
 
     pub(super) fn add(&mut self, connection: Connection) -> Result<u32, CmError> {

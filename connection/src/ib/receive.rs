@@ -63,9 +63,11 @@ impl Manager {
         if let Some(&id) = self.by_request.get(&key(req.local_comm_id)) {
             return self.on_duplicate_req(now, from, id, req);
         }
-        if let Some(&old) = self.by_qpn.get(&key(req.qpn)) {
-            self.refuse(from, req, reason::STALE_CONNECTION);
-            return self.end_stale(now, old);
+        // The sender may have restarted and use the queue pair number again, or it may be forged. So an established connection
+        // stays until the new one is established too, which proves the sender's address.
+        let holder = self.by_qpn.get(&key(req.qpn));
+        if holder.is_some_and(|&old| self.state(CommId(old)) != Some(State::Established)) {
+            return self.refuse(from, req, reason::STALE_CONNECTION);
         }
         match self.examine(from, req) {
             Ok((listener, connection)) => self.accept_req(now, listener, connection, req),
@@ -96,7 +98,26 @@ impl Manager {
         }
     }
 
-    /// Ends an established connection whose peer has begun to use its queue pair for another one.
+    /// Marks a connection as established whose peer has answered the REP, and ends an older connection of the peer's queue
+    /// pair.
+    pub(super) fn establish(&mut self, now: Time, id: u32) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.state = State::Established;
+        connection.repeated = None;
+        let qpn = connection.local_qpn.value();
+        let (address, guid) = (connection.path.address, connection.remote_guid);
+        let peer = connection.peer_key(connection.remote_qpn.value());
+        remove_own(&mut self.unready, qpn, id);
+        self.cancel(id);
+        self.watch_adapter(now, address, guid);
+        if let Some(old) = self.by_qpn.insert(peer, id) {
+            self.end_stale(now, old);
+        }
+    }
+
+    /// Ends an established connection whose peer uses its queue pair for another one.
     fn end_stale(&mut self, now: Time, old: u32) {
         if self.state(CommId(old)) == Some(State::Established) {
             // It cannot fail: the state allows it, and there is no private data.
@@ -194,11 +215,9 @@ impl Manager {
             transaction_id: connection.transaction_id,
         };
         let named = connection.peer_key(req.local_comm_id);
-        let peer = connection.peer_key(req.qpn);
         match self.add(connection) {
             Ok(id) => {
                 self.by_request.insert(named, id);
-                self.by_qpn.insert(peer, id);
                 self.admit(listener, id);
                 self.wait_for_answer(now, id);
                 let id = CommId(id);
@@ -354,13 +373,7 @@ impl Manager {
             self.counts.duplicates += 1;
             return;
         }
-        connection.state = State::Established;
-        connection.repeated = None;
-        let qpn = connection.local_qpn.value();
-        let (address, guid) = (connection.path.address, connection.remote_guid);
-        remove_own(&mut self.unready, qpn, id);
-        self.cancel(id);
-        self.watch_adapter(now, address, guid);
+        self.establish(now, id);
         self.tell(Event::Established {
             id: CommId(id),
             private_data: rtu.private_data.0.to_vec(),

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
-use polyverbs::{QpOptions, Requirements};
+use polyverbs::{Qp, QpOptions, Requirements};
 
 // The `main` of the example is not called.
 #[allow(dead_code)]
@@ -90,21 +90,43 @@ fn a_table_has_room_for_as_many_keys_as_it_may() {
     }
 }
 
+/// A connector of a client, and a function that creates the client's queue pairs.
+fn client(device: &str, server: SocketAddr) -> (Connector, impl Fn() -> Qp) {
+    let device = emulated::device_reaching(device, server, &EmulatedOptions::default());
+    let context = device.unwrap().open(&Requirements::new()).unwrap();
+    let (pd, cq) = (
+        context.alloc_pd().wait().unwrap(),
+        context.create_cq(4).wait().unwrap(),
+    );
+    let connector = Connector::of(&context).unwrap();
+    let qp = move || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    (connector, qp)
+}
+
+#[test]
+fn a_request_that_is_not_completed_takes_no_place() {
+    let mut server = Process::start("serve 127.0.24.136:0 ib0 --max-connections 2");
+    let address: SocketAddr = server.says("serving at ").parse().unwrap();
+    let (connector, qp) = client("ib0", address);
+    let asks = || {
+        let qp = qp();
+        let asked = connector.request(&qp, address, ConnectionOptions::new());
+        (qp, asked.wait().unwrap())
+    };
+    let _unproven = [(); 4].map(|()| asks());
+    let (_qp, last) = asks();
+    last.complete().wait().unwrap();
+}
+
 #[test]
 fn a_server_refuses_excess_connections_with_the_reason() {
     for (name, at) in [("ib0", "127.0.24.132"), ("iw0", "127.0.24.33")] {
         let limit = "--max-connections 4";
         let mut server = Process::start(&format!("serve {at}:0 {name} {limit}"));
         let address: SocketAddr = server.says("serving at ").parse().unwrap();
-        let device = emulated::device_reaching(name, address, &EmulatedOptions::default());
-        let context = device.unwrap().open(&Requirements::new()).unwrap();
-        let (pd, cq) = (
-            context.alloc_pd().wait().unwrap(),
-            context.create_cq(4).wait().unwrap(),
-        );
-        let connector = Connector::of(&context).unwrap();
+        let (connector, qp) = client(name, address);
         let connect = || {
-            let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+            let qp = qp();
             let connecting = connector.connect(&qp, address, ConnectionOptions::new());
             Ok((qp, connecting.wait()?))
         };

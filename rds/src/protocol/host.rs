@@ -41,6 +41,10 @@ const MOST_PEERS: usize = 1024;
 /// accepted, is still being completed. Meanwhile the path requests no connection itself.
 const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
+/// How long a path without a connection waits in all for one that its peer has requested. The connection manager repeats
+/// a lost message within this time. Requests that are never completed may be forged, and must not keep the path down.
+const WAIT_FOR_PEER: Duration = Duration::from_secs(2);
+
 /// How often the leader, the process that peers connect to, asks its driver which process of the address has a port, and
 /// how long it keeps the messages for that port meanwhile.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -273,6 +277,9 @@ struct Peer<F, O> {
     /// Only in the leader's paths to members, the other processes of its address: the peer's incarnation that the leader
     /// last sent to the member.
     told_generation: u32,
+    /// Until when the path waits for a connection that the peer has requested itself; `None` if it has not waited since
+    /// its last connection.
+    waits_until: Option<Duration>,
     /// The value of [`Host`]'s counter `ends` when the last connection of the path ended, by which the least recently used
     /// peer is found.
     used: u64,
@@ -1033,6 +1040,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             delivered: None,
             generation: 0,
             told_generation: 0,
+            waits_until: None,
             used: self.ends,
             version: Version::V4_1,
             is_ready: false,
@@ -1381,8 +1389,24 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.is_ready(path);
     }
 
-    /// Decides whether to accept a connection request of a peer, whose private data is `asked`.
-    pub fn handle_request(&mut self, asked: &ConnectData) -> Answer {
+    /// Decides whether to accept a connection request whose private data is `asked`. `from` is the address that the request
+    /// comes from, `None` if the transport does not know it. `is_admitted` only matters for a request from the own address:
+    /// whether its sender is a process that may use that address.
+    pub fn handle_request(
+        &mut self,
+        from: Option<IpAddr>,
+        is_admitted: bool,
+        asked: &ConnectData,
+    ) -> Answer {
+        match from {
+            Some(from) if from == self.address && is_admitted => self.answer_process(asked),
+            // The sender must not be able to choose the address by which its messages are known.
+            Some(from) if from != asked.source => Answer::Refuse,
+            _ => self.answer_peer(asked),
+        }
+    }
+
+    fn answer_peer(&mut self, asked: &ConnectData) -> Answer {
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
         let is_own = asked.source == self.address;
         if asked.destination != self.address || is_own || lacks_credits {
@@ -1391,9 +1415,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.answer(asked, asked.source, None)
     }
 
-    /// Decides whether to accept a connection request of another process at the own address: one of a member to this
-    /// leader, to reach a peer through it, or one of the leader to this member, on behalf of a peer.
-    pub fn handle_request_of_process(&mut self, asked: &ConnectData) -> Answer {
+    /// Answers a request of another process at the own address: one of a member to this leader, to reach a peer through it,
+    /// or one of the leader to this member, on behalf of a peer.
+    fn answer_process(&mut self, asked: &ConnectData) -> Answer {
         match self.role {
             Role::Leader if asked.source == self.address && asked.member != 0 => {
                 self.answer(asked, asked.destination, Some(asked.member))
@@ -1537,6 +1561,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.handle_leader_gone(before);
         }
         let peer = &mut self.peers[path.index()];
+        peer.waits_until = None;
         peer.path.connected(told.ack_sequence, credits);
         self.counters.cong_update_queued += 1;
         // A new leader does not know the sockets of its members.
@@ -1650,6 +1675,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         incarnation != 0 && self.arrivals.values().any(is_its)
     }
 
+    /// Whether the path waits for the connection that its peer is about to complete.
+    fn waits_for_peer(&mut self, now: Duration, path: PathId) -> bool {
+        let is_coming = self.is_coming(path);
+        let waits_until = &mut self.peers[path.index()].waits_until;
+        is_coming && now < *waits_until.get_or_insert(now + WAIT_FOR_PEER)
+    }
+
     fn begin_connection(&mut self, path: PathId) {
         let peer = &mut self.peers[path.index()];
         peer.path.state = PathState::Connecting;
@@ -1686,13 +1718,15 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         for number in 0..self.peers.len() {
             let (path, peer) = (PathId(number as u32), &mut self.peers[number]);
             match peer.path.state {
-                PathState::Down { due: Some(due) } if due <= now => match self.is_coming(path) {
-                    true => {
-                        let due = Some(now + CHECK_AGAIN);
-                        self.path_mut(path).state = PathState::Down { due };
+                PathState::Down { due: Some(due) } if due <= now => {
+                    match self.waits_for_peer(now, path) {
+                        true => {
+                            let due = Some(now + CHECK_AGAIN);
+                            self.path_mut(path).state = PathState::Down { due };
+                        }
+                        false => self.begin_connection(path),
                     }
-                    false => self.begin_connection(path),
-                },
+                }
                 PathState::Up => {
                     let completed = peer.path.completed();
                     peer.awaited.retain(|(request, _)| *request > completed);

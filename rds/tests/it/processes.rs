@@ -1,9 +1,15 @@
 //! Several processes at one address: the first one is the leader, which peers connect to, and the others have sockets too.
 
+use std::fs;
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::OnceLock;
 
-use polyverbs_rds::{RdsSocket, Wait};
+use polyverbs::connection::Connector;
+use polyverbs::emulated::{EmulatedOptions, device_at};
+use polyverbs::{Device, Requirements};
+use polyverbs_rds::{RdsSocket, Wait, look_first_at};
 use test_kit::process::ChildProcess;
 
 use crate::send_for;
@@ -265,4 +271,56 @@ fn congestion_of_any_process_is_known_to_all_senders() {
     }
     send(&peer, to, b"x");
     near.send(&full.at, "y");
+}
+
+/// The environment variables that `tests/kit/c/fails.c` reads, and that name the address of the process below.
+const FAILS_WHILE: &str = "FAILS_WHILE";
+const WITHOUT_THREADS: &str = "POLYVERBS_RDS_WITHOUT_THREADS";
+
+/// Runs as a process that cannot create a thread once its device has its own threads.
+#[test]
+#[ignore = "a process of the other tests"]
+fn process_without_threads() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let Ok(at) = std::env::var(WITHOUT_THREADS) else {
+        return;
+    };
+    let at: SocketAddr = at.parse().unwrap();
+    let device = device_at("ib0", at.ip(), &EmulatedOptions::default()).unwrap();
+    let context = device.open(&Requirements::new()).unwrap();
+    // A device that listens has started its threads.
+    let connector = Connector::of(&context).unwrap();
+    let _listener = connector.listen(SocketAddr::new(at.ip(), 0), 1).unwrap();
+    DEVICE.set(device).ok().unwrap();
+    look_first_at(|_| DEVICE.get().cloned().map(Ok));
+    fs::write(std::env::var(FAILS_WHILE).unwrap(), "").unwrap();
+    let refused = RdsSocket::bind(at).err().unwrap();
+    println!("> {refused}");
+    // The process stays until the test ends it.
+    for _ in std::io::stdin().lines() {}
+}
+
+// covers 8.20
+#[test]
+fn a_process_that_cannot_serve_does_not_lead() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let fails = test_kit::preload::failing(&folder.join("fails.so"));
+    let mark = folder.join("has-no-threads");
+    // An earlier run of this test may have been stopped.
+    let _ = fs::remove_file(&mark);
+    let environment = [
+        ("LD_PRELOAD", fails.to_str().unwrap()),
+        (FAILS_WHILE, mark.to_str().unwrap()),
+        (WITHOUT_THREADS, "127.0.51.3:0"),
+    ];
+    let mut child = ChildProcess::within("processes::process_without_threads", &environment);
+    let refused = child.answer();
+    assert!(refused.contains("thread: "), "{refused}");
+    assert_eq!(fs::read(&mark).unwrap(), b"!");
+    fs::remove_file(mark).unwrap();
+    let [socket, peer] =
+        ["127.0.51.3:0", "127.0.51.4:0"].map(|at| RdsSocket::bind(at.parse().unwrap()).unwrap());
+    send(&peer, socket.local_addr().unwrap(), b"served");
+    let told = received(&socket, Wait::Until(test_kit::waiting::deadline()));
+    assert_eq!(told, format!("{} served", peer.local_addr().unwrap()));
 }

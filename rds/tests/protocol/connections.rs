@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathState};
+use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathId, PathState};
 use polyverbs_wire::rds::{ConnectData, Version};
 
 use crate::net::{Net, TestHost, address, at, attached, content, for_each_seed, runs};
@@ -28,7 +28,7 @@ fn host() -> TestHost {
 
 /// The private data that the host replies with to a request; `None` if it refuses the request.
 fn answer(mut host: TestHost, asked: &ConnectData) -> Option<ConnectData> {
-    match host.handle_request(asked) {
+    match host.handle_request(Some(asked.source), false, asked) {
         Answer::Accept { data, .. } => Some(data),
         Answer::Refuse => None,
     }
@@ -84,6 +84,31 @@ fn requests_with_wrong_addresses_are_refused() {
     );
     let source = address(0);
     assert_eq!(answer(host(), &ConnectData { source, ..asked }), None);
+}
+
+// covers 8.46
+#[test]
+fn a_request_must_come_from_the_address_that_it_names() {
+    let of_peer = proposal(Version::V4_1, 3);
+    let of_process = ConnectData {
+        source: address(0),
+        destination: address(1),
+        member: 7,
+        ..of_peer
+    };
+    for (from, is_admitted, asked, is_accepted) in [
+        (address(1), false, of_peer, true),
+        (address(1), true, of_peer, true),
+        (address(2), false, of_peer, false),
+        (address(0), false, of_peer, false),
+        (address(0), true, of_process, true),
+        (address(0), false, of_process, false),
+        (address(1), true, of_process, false),
+    ] {
+        let answer = host().handle_request(Some(from), is_admitted, &asked);
+        let answered = matches!(answer, Answer::Accept { .. });
+        assert_eq!(answered, is_accepted, "{from}, {is_admitted}, {asked:?}");
+    }
 }
 
 // covers 8.48 8.50
@@ -246,7 +271,9 @@ fn a_restarted_peer_is_accepted_during_an_attempt() {
             incarnation,
             ..proposal(Version::V4_1, 3)
         };
-        let answer = net.host(0).handle_request(&asked);
+        let answer = net
+            .host(0)
+            .handle_request(Some(asked.source), false, &asked);
         assert_eq!(matches!(answer, Answer::Accept { .. }), is_accepted);
     }
 }
@@ -282,7 +309,10 @@ fn only_a_proven_request_replaces_a_connection() {
         destination: address(1),
         ..net.asked[0]
     };
-    let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
+    let Answer::Accept { arrival, .. } =
+        net.host(1)
+            .handle_request(Some(asked.source), false, &asked)
+    else {
         panic!("a request that may come from a restarted peer was refused");
     };
     net.pump(1);
@@ -291,7 +321,10 @@ fn only_a_proven_request_replaces_a_connection() {
     net.settle();
     assert_eq!(net.state(1, 0), PathState::Up);
 
-    let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
+    let Answer::Accept { arrival, .. } =
+        net.host(1)
+            .handle_request(Some(asked.source), false, &asked)
+    else {
         panic!("a request that may come from a restarted peer was refused");
     };
     assert_eq!(net.host(1).handle_accepted(arrival, &asked), None);
@@ -310,7 +343,8 @@ fn unproven_requests_are_bounded_and_leave_no_state() {
             source: Ipv4Addr::from_bits(0x0a00_0000 + number % 100).into(),
             ..proposal(Version::V4_1, 3)
         };
-        let Answer::Accept { arrival, .. } = host.handle_request(&asked) else {
+        let Answer::Accept { arrival, .. } = host.handle_request(Some(asked.source), false, &asked)
+        else {
             panic!("a request that may come from a peer was refused");
         };
         accepted.push(arrival);
@@ -342,22 +376,113 @@ fn requests_with_forged_sources_keep_no_peer_out() {
     let other = asked(0x0a00_0002);
     let Answer::Accept {
         arrival: of_other, ..
-    } = host.handle_request(&other)
+    } = host.handle_request(Some(other.source), false, &other)
     else {
         panic!("the request of a peer was refused");
     };
     let named = asked(0x0a00_0001);
     for _ in 0..1000 {
-        host.handle_request(&named);
+        host.handle_request(Some(named.source), false, &named);
     }
-    let Answer::Accept { arrival, .. } = host.handle_request(&named) else {
+    let Answer::Accept { arrival, .. } = host.handle_request(Some(named.source), false, &named)
+    else {
         panic!("a request that may come from the peer was refused");
     };
     for _ in 0..15 {
-        host.handle_request(&named);
+        host.handle_request(Some(named.source), false, &named);
     }
     assert!(host.handle_accepted(arrival, &named).is_some());
     assert!(host.handle_accepted(of_other, &other).is_some());
+}
+
+/// Connects a host that nothing has connected to yet from the address with this number.
+fn connect_from(host: &mut TestHost, number: u32) -> Option<PathId> {
+    let asked = ConnectData {
+        source: Ipv4Addr::from_bits(0x0a00_0000 + number).into(),
+        ..proposal(Version::V4_1, 3)
+    };
+    match host.handle_request(Some(asked.source), false, &asked) {
+        Answer::Accept { arrival, .. } => host.handle_accepted(arrival, &asked),
+        Answer::Refuse => None,
+    }
+}
+
+// covers 8.46
+#[test]
+fn peers_that_have_gone_give_way_to_new_ones() {
+    let mut host = host();
+    let mut now = Duration::ZERO;
+    for number in 0..1500 {
+        let path = connect_from(&mut host, number).expect("a peer is accepted");
+        while let Some(ready) = host.next_ready() {
+            while host.poll_transmit(ready).is_some() {}
+        }
+        // The peer has gone: no attempt to connect succeeds.
+        host.handle_lost(path);
+        loop {
+            match host.poll_action() {
+                Some(Action::Connect { path, .. }) => host.handle_lost(path),
+                Some(Action::End(path)) => host.handle_gone(now, path),
+                Some(other) => panic!("{other:?}"),
+                None => match host.next_due() {
+                    Some(due) => {
+                        now = now.max(due);
+                        host.handle_timeout(now);
+                    }
+                    None => break,
+                },
+            }
+        }
+        while host.next_ready().is_some() {}
+    }
+    assert_eq!(host.paths().count(), 1024);
+}
+
+// covers 8.46
+#[test]
+fn a_request_is_refused_while_no_peer_of_1024_is_idle() {
+    let mut host = host();
+    for number in 0..1024 {
+        connect_from(&mut host, number).expect("a peer is accepted");
+    }
+    assert_eq!(connect_from(&mut host, 1024), None);
+    assert_eq!(host.paths().count(), 1024);
+}
+
+// covers 8.46
+#[test]
+fn forged_requests_keep_a_pair_apart_for_10_s_at_most() {
+    for_each_seed("forged requests", 200, |seed| {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        net.connect_hosts(0, 1);
+        let (socket, to) = (net.bind(0, 100), net.bind(1, 200));
+        let incarnations = [0, 1].map(|host| net.host(host).incarnation());
+        // The forger has learnt the incarnation of each host, and sends in its name to the other one.
+        let forge = |net: &mut Net| {
+            for host in 0..2 {
+                let asked = ConnectData {
+                    source: address(1 - host),
+                    destination: address(host),
+                    incarnation: incarnations[1 - host],
+                    ..proposal(Version::V4_1, 3)
+                };
+                net.host(host)
+                    .handle_request(Some(asked.source), false, &asked);
+                net.pump(host);
+            }
+        };
+        forge(&mut net);
+        net.cut(0, 1);
+        net.until(|net| net.state(0, 1) != PathState::Up);
+        net.send(0, socket, at(1, 200), &[1]).unwrap();
+        let cut = net.now;
+        while net.receive_message(1, to).is_none() {
+            let waited = net.now - cut;
+            assert!(waited < Duration::from_secs(10), "{waited:?}");
+            forge(&mut net);
+            net.pass(Duration::from_millis(50));
+        }
+    });
 }
 
 // covers 8.29 8.46

@@ -477,10 +477,12 @@ fn asking(source: usize, member: u16) -> ConnectData {
 }
 
 fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
-    let answer = match asked.member {
-        0 => host.handle_request(asked),
-        _ => host.handle_request_of_process(asked),
+    let is_of_process = asked.member != 0;
+    let from = match is_of_process {
+        true => host.address(),
+        false => asked.source,
     };
+    let answer = host.handle_request(Some(from), is_of_process, asked);
     let Answer::Accept { arrival, .. } = answer else {
         panic!("the host refuses the request");
     };
@@ -684,7 +686,9 @@ fn endless_connection_requests_of_a_peer_share_one_path() {
             credit: number as u32,
             incarnation: number as u32,
         };
-        if let Answer::Accept { arrival, .. } = host.handle_request(&asked) {
+        if let Answer::Accept { arrival, .. } =
+            host.handle_request(Some(asked.source), false, &asked)
+        {
             accepted += 1;
             if number % 3 == 0
                 && let Some(path) = host.handle_accepted(arrival, &asked)
@@ -775,7 +779,7 @@ fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
             host.handle_connected(path, asked);
             return path;
         }
-        match host.handle_request(asked) {
+        match host.handle_request(Some(asked.source), false, asked) {
             Answer::Accept { arrival, .. } => {
                 if let Some(path) = host.handle_accepted(arrival, asked) {
                     return path;

@@ -757,10 +757,7 @@ impl Net {
             return self.later(Event::Unreachable(connection));
         };
         let host = &mut self.sides[number].host;
-        let answer = match to {
-            Process::Peer => host.handle_request(&data),
-            Process::Leader | Process::Member(_) => host.handle_request_of_process(&data),
-        };
+        let answer = host.handle_request(own, to != Process::Peer, &data);
         let answer = match answer {
             Answer::Accept { arrival, data } => {
                 self.connections[connection].ends[1] = Some((number, Owner::Arrival(arrival)));

@@ -141,10 +141,13 @@ impl Run {
         self.sent.retain(|(_, to), _| *to != place);
     }
 
-    /// Sends a request with a forged source.
+    /// Sends a request that names a forged source, from that address or from another one. The sender may know the peer's
+    /// incarnation.
     fn forge(&mut self) {
         let place = self.some_process();
         let (number, host) = (self.processes[place].number, self.processes[place].host);
+        let peer = self.processes[1 - host].number;
+        let known = self.net.host(peer).incarnation();
         let random = &mut self.net.random;
         let source = match random.random_bool(0.5) {
             true => address(1 - host),
@@ -159,16 +162,34 @@ impl Run {
             member: random.random_range(0..3),
             ack_sequence: random.random(),
             credit: random.random_range(0..2) * random.random::<u32>(),
-            incarnation: random.random(),
+            incarnation: match random.random_bool(0.5) {
+                true => known,
+                false => random.random(),
+            },
+        };
+        let from = match random.random_bool(0.5) {
+            true => source,
+            false => address(random.random_range(0..200)),
         };
         if !self.processes[place].is_over {
-            let answer = self.net.host(number).handle_request(&asked);
+            let is_own = from == address(host);
+            let before = (self.net.asked.len(), self.net.host(number).paths().count());
+            let answer = self
+                .net
+                .host(number)
+                .handle_request(Some(from), false, &asked);
+            if from != source || is_own {
+                assert_eq!(answer, Answer::Refuse, "{from} named {source}");
+            }
             if let Answer::Accept { arrival, .. } = answer
                 && self.net.random.random_bool(0.5)
             {
                 self.net.host(number).handle_withdrawn(arrival);
             }
             self.net.pump(number);
+            // A request that no peer completes makes the host connect to no address, and remember none.
+            let after = (self.net.asked.len(), self.net.host(number).paths().count());
+            assert_eq!(after, before, "{source}");
         }
     }
 

@@ -5,7 +5,8 @@
 //! to an address that does not answer; it establishes no connection with such an address; the honest peer's connection stays, and the
 //! peer can make another one; and after some time no state of the hostile requests is left.
 //!
-//! The hostile peer never uses numbers that only the honest peer knows: its communication IDs, and the GUID of its adapter.
+//! The hostile peer knows the GUID of the honest peer's adapter and the numbers of its queue pairs, but never uses a communication ID
+//! that it has not received.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -89,7 +90,7 @@ impl Rig {
             0..48 => self.request(script),
             how @ 48..160 => self.say(how, script),
             how @ 160..220 => self.answer(how),
-            how @ 220..228 => self.ask_hostile(how),
+            how @ 220..228 => self.ask(HOSTILE, how),
             how => self.pass(Duration::from_millis(1 << (how & 15))),
         }
         assert!(self.victim.connections() <= 2 * MOST);
@@ -102,8 +103,11 @@ impl Rig {
         let request = Req {
             local_comm_id: u32::from(number),
             service_id: SERVICE,
-            ca_guid: u64::from(number >> 4),
-            qpn: 1 + u32::from(number & 7),
+            ca_guid: match number >> 4 {
+                0..8 => HONEST_GUID,
+                other => other.into(),
+            },
+            qpn: FIRST_QPN + u32::from(number & 7),
             path_mtu: 3,
             local_response_timeout: times & 31,
             remote_response_timeout: times & 31,
@@ -134,7 +138,7 @@ impl Rig {
         let data = message.to_data();
         let own = u32::from_be_bytes([data[4], data[5], data[6], data[7]]);
         let is_guessed = match message {
-            Message::Req(req) => req.ca_guid == HONEST_GUID,
+            Message::Req(_) => false,
             _ => self.victim.state(CommId(own)).is_some() && !self.told.contains(&own),
         };
         if is_guessed {
@@ -156,6 +160,10 @@ impl Rig {
         let Some((id, request)) = self.asked.pop_front() else {
             return;
         };
+        // The program may connect because of the request.
+        if how & 4 != 0 && self.victim.state(id).is_some() {
+            self.ask(request.path.address, how);
+        }
         // Each call fails if the request has been withdrawn meanwhile.
         let _ = match how & 3 {
             0 => {
@@ -177,12 +185,12 @@ impl Rig {
         self.victim.reply(self.now, id, &reply)
     }
 
-    // Has the program of the victim connect to the hostile peer.
-    fn ask_hostile(&mut self, how: u8) {
-        let path = Path::new(HOSTILE, Gid([1; 16]), Gid([3; 16]));
+    // Has the program of the victim connect to an address.
+    fn ask(&mut self, to: LinkAddress, how: u8) {
+        let path = Path::new(to, Gid([1; 16]), Gid([3; 16]));
         let request = Request::new(SERVICE, path, Qpn::new(0x300 + u32::from(how)), Psn::new(1));
         if let Ok(id) = self.victim.connect(self.now, &request) {
-            self.peers.insert(id, HOSTILE);
+            self.peers.insert(id, to);
         }
         self.settle();
     }
@@ -191,7 +199,7 @@ impl Rig {
     fn connect(&mut self) -> (CommId, CommId) {
         self.connected += 1;
         let path = Path::new(VICTIM, Gid([2; 16]), Gid([1; 16]));
-        let qpn = Qpn::new(0x700 + self.connected);
+        let qpn = Qpn::new(FIRST_QPN + self.connected);
         let request = Request::new(SERVICE, path, qpn, Psn::new(1));
         let near = self.honest.connect(self.now, &request).expect("room");
         self.settle();
@@ -327,3 +335,4 @@ const VICTIM: LinkAddress = LinkAddress::InProcess(1);
 const HONEST: LinkAddress = LinkAddress::InProcess(2);
 const HOSTILE: LinkAddress = LinkAddress::InProcess(3);
 const HONEST_GUID: u64 = 0x1d5a_90c4_77e2_b386;
+const FIRST_QPN: u32 = 0x700;

@@ -5,6 +5,7 @@ mod children;
 mod configuration;
 #[cfg(feature = "libraries")]
 pub mod libraries;
+pub mod preload;
 pub mod process;
 pub mod waiting;
 

@@ -21,9 +21,18 @@ impl ChildProcess {
     /// The process cannot be started.
     #[must_use]
     pub fn start(test: &str, variable: &str, value: &str) -> Self {
+        Self::within(test, &[(variable, value)])
+    }
+
+    /// Starts a process that runs the ignored test with this name, with these variables in its environment.
+    ///
+    /// # Panics
+    /// The process cannot be started.
+    #[must_use]
+    pub fn within(test: &str, environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--ignored", "--nocapture"])
-            .env(variable, value)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

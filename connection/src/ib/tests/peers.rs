@@ -62,23 +62,51 @@ fn a_repeated_req_is_answered_according_to_the_state() {
 
 // covers 7.05
 #[test]
-fn a_connected_queue_pair_cannot_connect_again() {
+fn a_connection_of_a_restarted_peer_replaces_the_old_one() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     pair.sent();
     // The peer has restarted: it has forgotten the connection, and uses the queue pair number again.
     pair.ends[NEAR].forget(near.0);
-    let again = pair.ask(0x11);
-    assert!(matches!(
-        &pair.events(NEAR)[..],
-        [Event::Rejected { id, reason: reason::STALE_CONNECTION, .. }] if *id == again
-    ));
+    let (again, new, request) = pair.asked(0x11);
+    pair.reply(new, &request);
+    assert_eq!(pair.state(FAR, far), Some(State::Established));
+    pair.ends[NEAR].ready(again, b"").unwrap();
+    pair.settle();
     let names: Vec<_> = pair.sent().into_iter().map(|(_, name)| name).collect();
-    assert_eq!(names, ["REQ", "REJ", "DREQ", "DREP"]);
+    assert_eq!(names, ["REQ", "REP", "RTU", "DREQ", "DREP"]);
     let Some(Event::Disconnected { id, .. }) = pair.events(FAR).pop() else {
         panic!("the old connection still exists");
     };
     assert_eq!(id, far);
+    pair.drain();
+    for (end, id) in [(NEAR, again), (FAR, new)] {
+        assert_eq!(pair.state(end, id), Some(State::Established));
+    }
+    assert_eq!(pair.ends[FAR].connections(), 1);
+}
+
+// covers 7.05
+#[test]
+fn an_unproven_req_keeps_its_queue_pair_from_no_peer() {
+    let mut pair = Pair::new();
+    let (_, far) = pair.connected(0x11);
+    // The forged requests name the queue pair that is connected, and the one that the peer uses next.
+    let (req, _) = requested(&mut pair, 0x13);
+    for qpn in [0x11, 0x12] {
+        let forged = changed(&req, |req| {
+            (req.local_comm_id, req.qpn) = (req.local_comm_id.wrapping_add(qpn), qpn);
+        });
+        assert_eq!(answer_to(&mut pair, FAR, &forged), None);
+        pair.collect();
+    }
+    pair.events = [Vec::new(), Vec::new()];
+    let (_, next) = pair.connected(0x12);
+    pair.drain();
+    for id in [far, next] {
+        assert_eq!(pair.state(FAR, id), Some(State::Established));
+    }
+    assert_eq!(pair.ends[FAR].connections(), 2);
 }
 
 // covers 7.05

@@ -1,5 +1,6 @@
 //! The connection manager of a device, and management datagrams from anywhere.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -23,7 +24,7 @@ use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
 use verbs_api::provider::Mutex;
 use verbs_api::provider::backend::{
-    Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token,
+    Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Question, Refusal, Sink, Token,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
@@ -134,6 +135,16 @@ impl Lab {
         heard
     }
 
+    /// Lets more time pass than any message is repeated for; returns the messages that were sent until then.
+    fn sent_in_the_end(&self) -> Vec<(IpAddr, Message)> {
+        let mut sent = self.sent();
+        for _ in 0..10 * PATIENCE.as_secs() {
+            self.pass(Duration::from_millis(100));
+            sent.extend(self.sent());
+        }
+        sent
+    }
+
     fn connect(&self, to: IpAddr) -> (Arc<Recorder>, u32) {
         let recorder = Arc::new(Recorder::default());
         let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
@@ -172,8 +183,8 @@ struct Heard {
     withdrawn: Mutex<usize>,
 }
 
-impl ListenSink<Offer> for Heard {
-    fn asked(&self, token: Token, _: Offer) {
+impl<T> ListenSink<T> for Heard {
+    fn asked(&self, token: Token, _: T) {
         self.asked.lock().push(token);
     }
 
@@ -475,8 +486,60 @@ fn a_req_to_an_unproven_address_is_sent_twice_at_most() {
         lab.pass(Duration::from_millis(100));
         sent += lab.sent().len();
     }
-    assert_eq!(sent, 3);
+    // The third message is kept for an answer to the request.
+    assert_eq!(sent, 2);
     assert_eq!(recorder.events(), [CmEvent::TimedOut]);
+}
+
+// covers 7.13 7.47
+#[test]
+fn all_requests_to_an_unproven_address_send_3_messages() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    lab.hear(peer(2), req(5));
+    let to = SocketAddr::new(peer(2), PORT);
+    for _ in 0..10 {
+        let recorder = Arc::new(Recorder::default());
+        lab.agent.connect(to, offer(), recorder).unwrap();
+        let answers = Arc::new(Answers::default());
+        lab.agent.resolve(to, Vec::new(), answers).unwrap();
+    }
+    accept(&lab, heard.asked.lock().pop().unwrap());
+    assert_eq!(lab.sent_in_the_end().len(), 3);
+}
+
+// covers 7.13 7.47
+#[test]
+fn requests_beyond_the_allowance_are_sent_after_an_answer() {
+    let lab = Lab::new();
+    let _heard = lab.listen();
+    lab.hear(peer(2), req(5));
+    let to = SocketAddr::new(peer(2), PORT);
+    for _ in 0..10 {
+        let recorder = Arc::new(Recorder::default());
+        lab.agent.connect(to, offer(), recorder).unwrap();
+    }
+    let sent = lab.sent();
+    let [(_, Message::Req(first)), _] = sent[..] else {
+        panic!("{sent:?}");
+    };
+    lab.hear(
+        peer(2),
+        Rep {
+            local_comm_id: 9,
+            remote_comm_id: first.local_comm_id,
+            qpn: 0x99,
+            ca_guid: GUID,
+            ..Rep::default()
+        },
+    );
+    lab.pass(Duration::ZERO);
+    let sent = sent.into_iter().chain(lab.sent());
+    let named = sent.filter_map(|(_, message)| match message {
+        Message::Req(req) => Some(req.local_comm_id),
+        _ => None,
+    });
+    assert_eq!(named.collect::<BTreeSet<_>>().len(), 10);
 }
 
 /// Accepts a request.
@@ -603,6 +666,35 @@ fn sidr_requests_to_a_connection_listener_are_refused() {
     assert_eq!(heard.asked.lock().len(), 1);
 }
 
+// covers 7.18 7.52
+#[test]
+fn a_sidr_request_that_names_another_address_is_refused() {
+    let lab = Lab::new();
+    let heard = Arc::new(Heard::default());
+    let sink = Arc::clone(&heard) as Arc<dyn ListenSink<Question>>;
+    let at = SocketAddr::new(OWN, PORT);
+    lab.agent.listen_datagrams(at, 1, sink).unwrap();
+    let question = |request_id, source| SidrReq {
+        request_id,
+        service_id: service_id(port_space::UDP, PORT),
+        private_data: Octets::padded(&named(source)).unwrap(),
+        ..SidrReq::default()
+    };
+    for (request_id, forged) in [(1, peer(3)), (2, OWN)] {
+        lab.hear(peer(2), question(request_id, forged));
+        let [(to, Message::SidrRep(answer))] = lab.sent()[..] else {
+            panic!("a question without an answer");
+        };
+        assert_eq!(
+            (to, answer.request_id, answer.status),
+            (peer(2), request_id, 1)
+        );
+    }
+    assert!(heard.asked.lock().is_empty());
+    lab.hear(peer(2), question(3, peer(2)));
+    assert_eq!(heard.asked.lock().len(), 1);
+}
+
 // covers 7.18
 #[test]
 fn each_status_of_a_sidr_reply_says_why_there_is_no_queue_pair() {
@@ -645,7 +737,7 @@ fn each_status_of_a_sidr_reply_says_why_there_is_no_queue_pair() {
 
 // covers 7.05
 #[test]
-fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
+fn only_a_completed_connection_ends_another_of_its_queue_pair() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (recorder, _) = lab.connected(&heard, peer(2), 0x11);
@@ -656,20 +748,23 @@ fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
     };
     lab.hear(peer(3), forged);
     lab.hear(peer(3), req(0x11));
-    assert!(recorder.events().is_empty());
-    let dreqs = lab.sent();
-    assert!(
-        !dreqs
-            .iter()
-            .any(|(_, message)| matches!(message, Message::Dreq(_)))
-    );
-    // From the address of the peer, the request is genuine and ends the old connection.
+    // This one names the address of the peer, which may be forged too until the peer completes the connection.
     lab.hear(peer(2), forged);
-    let sent = lab.sent();
-    assert!(
-        sent.iter()
-            .any(|(to, message)| *to == peer(2) && matches!(message, Message::Dreq(_)))
-    );
+    let token = heard.asked.lock().pop().unwrap();
+    accept(&lab, token);
+    let is_dreq = |(_, message): &(IpAddr, Message)| matches!(message, Message::Dreq(_));
+    assert!(!lab.sent().iter().any(is_dreq));
+    assert!(recorder.events().is_empty());
+    let completes = Rtu {
+        local_comm_id: 0x99,
+        remote_comm_id: token.0 as u32,
+        ..Rtu::default()
+    };
+    lab.hear(peer(2), completes);
+    let [(to, Message::Dreq(_))] = lab.sent()[..] else {
+        panic!("the old connection is not ended");
+    };
+    assert_eq!(to, peer(2));
 }
 
 // covers 7.12

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -297,4 +298,25 @@ fn malformed_replies_fail_a_connect() {
         assert_eq!(state(&qp), QpState::Reset);
     }
     target.serves();
+}
+
+// covers 7.52
+#[test]
+fn a_request_is_admitted_if_the_device_admits_its_user() {
+    let target = Target::new("127.0.6.40");
+    for is_admitted in [true, false] {
+        let admits_nobody = &target.manager.gate.admits_nobody;
+        admits_nobody.store(!is_admitted, Ordering::Relaxed);
+        let near = target.end.new_qp();
+        let to = target.listener.address();
+        let connecting = target
+            .end
+            .connector
+            .connect(&near, to, ConnectionOptions::new());
+        let incoming = target.listener.next().wait().unwrap();
+        assert_eq!(incoming.from().map(|from| from.ip()), Some(to.ip()));
+        assert_eq!(incoming.is_admitted(), is_admitted);
+        incoming.reject(b"").unwrap();
+        connecting.wait().unwrap_err();
+    }
 }

@@ -2,7 +2,7 @@
 //! test lets time pass. A gate holds, counts or drops the messages that one manager sends.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -76,6 +76,8 @@ pub(crate) struct Gate {
     heard: AtomicUsize,
     /// Rejections and ends of streams that the manager has handled.
     ends_heard: AtomicUsize,
+    /// Whether the device admits no user, not even the own one.
+    pub(crate) admits_nobody: AtomicBool,
 }
 
 /// Messages that are held until the gate is opened.
@@ -152,6 +154,7 @@ impl Managed {
             accepted: AtomicUsize::new(0),
             heard: AtomicUsize::new(0),
             ends_heard: AtomicUsize::new(0),
+            admits_nobody: AtomicBool::new(false),
         });
         let (backend, port): (Arc<dyn Backend>, Box<dyn Send + Sync>) = match context.carrier() {
             Some(Carrier::Datagrams(inner)) => {
@@ -304,7 +307,7 @@ impl StreamPort for Streams {
     }
 
     fn admits(&self, stream: Qpn) -> bool {
-        self.inner.admits(stream)
+        !self.gate.admits_nobody.load(Ordering::Relaxed) && self.inner.admits(stream)
     }
 
     fn send(&self, stream: Qpn, bytes: &[u8]) {
