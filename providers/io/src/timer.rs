@@ -19,10 +19,10 @@ use verbs_api::provider::{Condvar, Mutex, PerProcess, random, start_thread};
 
 /// The host of one network in real time: its clock and its timer thread.
 ///
-/// The timer thread starts with the first queue pair, whose creation fails if there is no thread, or with the first call of
-/// [`wake_at`](Host::wake_at), which is repeated then. It starts in each process anew, because a fork does not copy threads.
-/// It sleeps until the earliest time that was passed to `wake_at`, never calls the network before something
-/// is due, and ends with the network.
+/// The timer thread starts with the first queue pair, whose creation fails if the thread cannot be started, or with an earlier
+/// call of [`wake_at`](Host::wake_at); if that call cannot start it, the next one tries again. It starts in each process anew,
+/// because a fork does not copy threads. It sleeps until the earliest time that was passed to `wake_at`, never calls the network
+/// before something is due, and ends with the network.
 ///
 /// A panic in a due job, for example in a handler of the program, does not end the thread.
 pub struct RealHost {
