@@ -377,11 +377,12 @@ fn time_with(loss: Rate) -> Duration {
     });
     let (mut posted, mut done) = (0, 0);
     while done < MESSAGES {
-        for number in posted..MESSAGES.min(done + 32) {
+        let next = MESSAGES.min(done + 32);
+        for number in posted..next {
             let write = wr::Write::new(rig.a.sge(0, 4096), rig.b.remote(0));
             rig.a.post(write.signaled(number));
-            posted += 1;
         }
+        posted = next;
         rig.run_for(DELAY);
         rig.release();
         let completed = rig.a.done();
