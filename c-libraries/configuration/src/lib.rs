@@ -9,10 +9,12 @@
 mod addresses;
 mod capture;
 mod device;
+mod report;
 mod text;
 
 pub use addresses::{addresses, interfaces};
 pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices};
+pub use report::{complain, to_standard_error};
 
 use std::path::PathBuf;
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use polyverbs::emulated::Unshared;
+use polyverbs_configuration::complain;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{Mutex, PerProcess, errno_of};
 use verbs_api::{
@@ -23,7 +24,6 @@ use crate::device::ListedDevice;
 use crate::errno::{Errno, minus_one};
 use crate::events::Events;
 use crate::object;
-use crate::setup;
 use crate::sinks::Sinks;
 
 /// The memory layout of a context: the public structures, then the library's part.
@@ -102,7 +102,7 @@ fn file_of(fd: c_int) -> Result<u64, Errno> {
 
 fn without_pipe(errno: Errno) -> Errno {
     let error = io::Error::from_raw_os_error(errno.0);
-    setup::complain(format_args!(
+    complain(format_args!(
         "a device cannot be opened without two pipes, and the system refuses one: {error}"
     ));
     errno

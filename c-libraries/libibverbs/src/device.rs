@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs::emulated::has_descriptors;
-use polyverbs_configuration::{Device as Configured, TransportName};
+use polyverbs_configuration::{Device as Configured, TransportName, complain};
 use verbs_api::provider::{MadeOnce, Mutex, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
 
@@ -34,7 +35,7 @@ pub struct ListedDevice {
     // threads do not exist. The contexts keep it, so that its descriptors and threads end with the last of them.
     made: PerProcess<Mutex<Weak<Device>>>,
     // Some programs try again and again to open a device.
-    reported: Once,
+    is_reported: AtomicBool,
 }
 
 // SAFETY: what the pointers name is static, and what changes is behind a lock.
@@ -98,7 +99,7 @@ impl ListedDevice {
             transport,
             guid: u64::from_ne_bytes(configured.guid()),
             made: PerProcess::new(Mutex::default),
-            reported: Once::new(),
+            is_reported: AtomicBool::new(false),
             configured,
         }
     }
@@ -140,8 +141,8 @@ impl ListedDevice {
     }
 
     /// Writes to standard error why the device cannot be used; only the first time for each device.
-    pub fn report(&self, why: std::fmt::Arguments<'_>) {
-        self.reported.call_once(|| setup::complain(why));
+    pub fn report(&self, why: fmt::Arguments<'_>) {
+        report_once(&self.is_reported, why);
     }
 
     /// Whether this process has opened the device and not closed it yet.
@@ -157,16 +158,17 @@ impl ListedDevice {
     /// # Errors
     /// `EMFILE`: too few descriptors are left.
     pub fn room(&self) -> Result<(), Errno> {
-        static REPORTED: Once = Once::new();
+        static IS_REPORTED: AtomicBool = AtomicBool::new(false);
         if self.is_open() || has_descriptors() {
             return Ok(());
         }
-        REPORTED.call_once(|| {
-            let name = &self.configured.name;
-            setup::complain(format_args!(
+        let name = &self.configured.name;
+        report_once(
+            &IS_REPORTED,
+            format_args!(
                 "{name} and later devices are left out, so that the program has descriptors: raise `ulimit -n`"
-            ));
-        });
+            ),
+        );
         Err(Errno(libc::EMFILE))
     }
 
@@ -346,9 +348,57 @@ pub unsafe extern "C-unwind" fn read_sysfs_file(
 /// it has no effect.
 pub extern "C-unwind" fn register_driver(_: *const c_void) {}
 
+// No lock is held during the write: a child of a fork could find it held by a thread of its parent.
+fn report_once(is_reported: &AtomicBool, why: fmt::Arguments<'_>) {
+    if !is_reported.swap(true, Ordering::Relaxed) {
+        complain(why);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::thread;
+
+    use test_kit::waiting::in_a_child;
+
     use super::*;
+
+    /// A text whose writer is blocked until the test has gone on.
+    struct Blocked(Cell<Option<(SyncSender<()>, Receiver<()>)>>);
+
+    impl fmt::Display for Blocked {
+        fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+            if let Some((begun, go_on)) = self.0.take() {
+                begun.send(()).unwrap();
+                go_on.recv().unwrap();
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_child_reports_devices_while_a_thread_of_its_parent_does() {
+        let new = || ListedDevice::new(devices()[0].configured.clone());
+        let (listed, other) = (new(), new());
+        let (begun, begins) = sync_channel(1);
+        let (go_on, goes_on) = sync_channel(1);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let blocked = Blocked(Cell::new(Some((begun, goes_on))));
+                listed.report(format_args!("{blocked}"));
+            });
+            begins.recv().unwrap();
+            let has_ended = in_a_child(|| {
+                listed.report(format_args!("not written"));
+                other.report(format_args!("written by a child of a test"));
+                true
+            });
+            go_on.send(()).unwrap();
+            assert!(has_ended);
+        });
+    }
 
     #[test]
     fn a_device_ends_with_the_last_context_that_is_closed() {

@@ -1,17 +1,10 @@
 //! The configuration that `polyverbs run` passes to this process.
 
-use std::io::{self, Write as _};
 use std::path::Path;
 
 use polyverbs::emulated::Tap;
-use polyverbs_configuration::{Configuration, VARIABLE};
+use polyverbs_configuration::{Configuration, VARIABLE, complain};
 use verbs_api::provider::MadeOnce;
-
-/// Writes a message to standard error; a failure to do so is ignored.
-pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
-    // A failure cannot be reported.
-    let _ = writeln!(io::stderr(), "polyverbs: {what}");
-}
 
 /// The configuration of this process. If it cannot be read, it has no devices, and a message on standard error says why.
 pub fn configuration() -> &'static Configuration {

@@ -467,7 +467,9 @@ fn receives_of_connections_have_the_grh_flag_as_with_rxe() {
 #[test]
 fn objects_of_a_thread_domain_behave_like_others() {
     let [plain, single] = [Loop::new(0), Loop::of_one_thread()].map(|connection| {
-        let domain = connection.thread.map_or(connection.pd, |(_, parent)| parent);
+        let domain = connection
+            .thread
+            .map_or(connection.pd, |(_, parent)| parent);
         let mut memory = [0_u8; 64];
         let region = register(domain, memory.as_mut_ptr(), memory.len(), LOCAL_WRITE);
         assert!(!region.is_null(), "{:?}", last());

@@ -6,7 +6,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use test_kit::waiting::until;
 
 use super::Folder;
-use super::network::{Running, Server, names, path};
+use super::network::{DEVICES, Running, Server, names, path};
+use super::stored::failing;
 
 impl Running {
     /// Waits until the process handles signals.
@@ -137,4 +138,36 @@ fn an_interrupt_ends_measurements_and_probes_at_once() {
         assert_eq!(told.lines().count(), 1, "{told}");
     }
     assert_eq!(std::fs::read(&page).unwrap(), b"old");
+}
+
+#[test]
+fn a_signal_ends_a_process_that_gets_no_further_thread() {
+    for device in DEVICES {
+        let folder = Folder::new();
+        let (fails, mark) = (failing(&folder), folder.path("mark"));
+        let environment = [("LD_PRELOAD", path(&fails)), ("FAILS_WHILE", path(&mark))];
+        let receive = ["rds", "receive", "127.0.42.6", "--device", device];
+        let mut running = Running::with(&receive, &environment);
+        let mut line = String::new();
+        let mut lines = BufReader::new(running.0.stdout.take().unwrap());
+        lines.read_line(&mut line).unwrap();
+        assert!(line.contains("receives at"), "{line}");
+        std::fs::write(&mark, "").unwrap();
+        let (status, told) = running.interrupt(Signal::INT);
+        assert_eq!(status, Some(130), "{told}");
+        assert!(told.starts_with("polyverbs: interrupted"), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+}
+
+#[test]
+fn a_command_without_the_threads_for_signals_reports_it() {
+    let folder = Folder::new();
+    let (fails, mark) = (failing(&folder), folder.path("mark"));
+    std::fs::write(&mark, "").unwrap();
+    let environment = [("LD_PRELOAD", path(&fails)), ("FAILS_WHILE", path(&mark))];
+    let (succeeded, told) =
+        Running::with(&["ping", "127.0.42.7", "--device", "ib0"], &environment).end();
+    assert!(!succeeded, "{told}");
+    assert!(told.contains("no thread that receives signals"), "{told}");
 }

@@ -7,6 +7,7 @@ use std::process::{ChildStdout, Command, Stdio};
 use serde_json::Value;
 
 use super::network::{DEVICES, Running, next, path};
+use super::stored::failing;
 use super::{Folder, complaint, json, text};
 
 /// A command whose first line is the address at which it listens.
@@ -188,6 +189,23 @@ fn requests_of_many_tasks_get_their_replies() {
         assert_eq!(figures["replies"], 60, "{figures}");
         assert!(figures["bytes_per_second"].as_f64().unwrap() > 0.0);
         assert!(figures["latency"]["p99_ns"].as_f64().unwrap() > 0.0);
+    }
+}
+
+// The first task has started, and answers requests without end.
+#[test]
+fn a_listener_that_lacks_a_thread_ends_with_the_reason() {
+    let folder = Folder::new();
+    let fails = failing(&folder);
+    let environment = [("LD_PRELOAD", path(&fails)), ("FAILS", "second-thread")];
+    for device in DEVICES {
+        let listen = ["rds", "stress", "127.0.45.19", "--listen", "--tasks", "2"];
+        let listen = [&listen[..], &["--device", device]].concat();
+        let (succeeded, told) = Running::with(&listen, &environment).end();
+        assert!(
+            !succeeded && told.contains("no thread for a task"),
+            "{told}"
+        );
     }
 }
 

@@ -51,6 +51,22 @@ fn a_file_is_synced_before_the_server_confirms_it() {
     }
 }
 
+// The server fails while it reads from the client.
+#[test]
+fn each_client_of_a_server_with_a_full_disk_is_sent_the_reason() {
+    let folder = Folder::new();
+    let (file, fails) = (folder.file(8 << 20), failing(&folder));
+    let environment = [("LD_PRELOAD", path(&fails)), ("FAILS", "pwrite")];
+    for device in DEVICES {
+        let server = Server::within(Folder::new(), device, "127.0.24.5:0", &[], &environment);
+        for _ in 0..8 {
+            let told = complaint(&["put", path(&file), &server.address, "--device", device]);
+            let reason = "the server does not store it: No space left on device";
+            assert!(told.contains(reason), "{told}");
+        }
+    }
+}
+
 #[test]
 fn a_copy_is_synced_before_it_replaces_its_target() {
     let folder = Folder::new();
@@ -153,12 +169,16 @@ fn a_file_beyond_the_limit_is_refused_with_the_reason() {
     }
 }
 
-/// A file name with control characters.
-const CLEARS: &str = "a\u{1b}[2Jb\u{9b}31mc\u{202e}d";
+/// Characters that are no control characters, and that a terminal obeys: two directions of text, and a separator of lines.
+const OBEYED: [char; 3] = ['\u{202e}', '\u{61c}', '\u{2028}'];
+
+/// A file name with control characters, and with all of [`OBEYED`].
+const CLEARS: &str = "a\u{1b}[2Jb\u{9b}31mc\u{202e}d\u{61c}e\u{2028}f";
 
 #[track_caller]
 fn is_plain(shown: &str) {
-    let is_hidden = |letter: char| (letter.is_control() && letter != '\n') || letter == '\u{202e}';
+    let is_hidden =
+        |letter: char| (letter.is_control() && letter != '\n') || OBEYED.contains(&letter);
     assert!(
         shown.contains('b') && !shown.contains(is_hidden),
         "{shown:?}"

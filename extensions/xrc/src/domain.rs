@@ -1,19 +1,18 @@
 //! XRC domains of emulated devices: one per device and file, within one process.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use nix::sys::socket::getsockopt;
-use nix::sys::socket::sockopt::PeerCredentials;
 use polyverbs_engine::emulation::{Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
+use polyverbs_io::Name;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
-use verbs_api::provider::{Mutex, PerProcess};
+use verbs_api::provider::{Mutex, PerProcess, forks};
 use verbs_api::{VerbError, objects::DeviceId};
 
 use crate::opening::{FileId, OpenXrcd};
@@ -23,7 +22,7 @@ use crate::target::SharedTarget;
 pub(crate) struct Domain {
     contents: Mutex<Contents>,
     // Held while the domain lives: no other process has a domain of this file meanwhile.
-    _claim: Option<Arc<Claim>>,
+    _claim: Option<Claim>,
 }
 
 #[derive(Default)]
@@ -39,11 +38,9 @@ struct Known {
     domain: Weak<Domain>,
 }
 
-type Claims = Vec<(FileId, Weak<Claim>)>;
-
 // A child of a fork has none of its parent's domains. What its parent claims it finds claimed, as any other process does.
 static KNOWN: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
-static CLAIMS: PerProcess<Mutex<Claims>> = PerProcess::new(Mutex::default);
+static CLAIMS: PerProcess<Mutex<HashMap<FileId, Claimed>>> = PerProcess::new(Mutex::default);
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
 /// The largest number of a shared receive queue: 24 bits. 0 is invalid.
@@ -95,7 +92,7 @@ impl Domain {
         }
     }
 
-    fn new(claim: Option<Arc<Claim>>) -> Arc<Self> {
+    fn new(claim: Option<Claim>) -> Arc<Self> {
         let contents = Contents {
             opened: 1,
             ..Contents::default()
@@ -196,65 +193,73 @@ impl fmt::Debug for Domain {
     }
 }
 
-/// Proves that this process owns the domain of a file: it has bound a socket whose name contains the file's identity, and
-/// that no other process can bind. The system frees the socket when the process ends in any way.
+/// Proves that this process owns the domain of a file: it holds a name that contains the file's identity, and no other process
+/// can hold that name meanwhile. The system frees the name when the process ends in any way.
 struct Claim {
-    _listener: UnixListener,
+    file: FileId,
+    /// The [forks] before the process that has made this claim.
+    forks: u64,
+}
+
+/// The name that belongs to a file, and the number of claims of this process to the file.
+struct Claimed {
+    _name: Name,
+    claims: usize,
 }
 
 impl Claim {
-    fn of(file: FileId) -> Result<Arc<Self>, VerbError> {
-        let mut claims = CLAIMS.lock();
-        claims.retain(|(_, claim)| claim.strong_count() > 0);
-        let mut known = claims.iter().filter(|(known, _)| *known == file);
-        if let Some(claim) = known.find_map(|(_, claim)| claim.upgrade()) {
-            return Ok(claim);
-        }
-        let claim = Arc::new(Self::take(file)?);
-        claims.push((file, Arc::downgrade(&claim)));
-        Ok(claim)
-    }
-
-    fn take(file: FileId) -> Result<Self, VerbError> {
-        let unusable = |error| VerbError::os("claim of a domain", error);
-        let address = socket(file).map_err(unusable)?;
-        // The owner may free the socket between bind and connect.
-        for _ in 0..ATTEMPTS {
-            match UnixListener::bind_addr(&address) {
-                Ok(listener) => {
-                    return Ok(Self {
-                        _listener: listener,
-                    });
-                }
-                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                    return Err(unusable(error));
-                }
-                Err(_) => {}
+    fn of(file: FileId) -> Result<Self, VerbError> {
+        match CLAIMS.lock().entry(file) {
+            Entry::Occupied(mut claimed) => claimed.get_mut().claims += 1,
+            Entry::Vacant(free) => {
+                let name = take(&name_of(file))?;
+                free.insert(Claimed {
+                    _name: name,
+                    claims: 1,
+                });
             }
-            let owner = UnixStream::connect_addr(&address)
-                .ok()
-                .and_then(|stream| getsockopt(&stream, PeerCredentials).ok());
-            if let Some(owner) = owner {
-                let process = owner.pid().unsigned_abs();
-                if process != std::process::id() {
-                    return Err(elsewhere(process));
-                }
-            }
-            std::thread::yield_now();
         }
-        Err(VerbError::Resources("attempts at the domain of a file"))
+        let forks = forks();
+        Ok(Self { file, forks })
     }
 }
 
-fn socket(file: FileId) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("polyverbs-xrc-{file}"))
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A child of a fork has none of its parent's names.
+        if self.forks != forks() {
+            return;
+        }
+        // The lock is held while the name is given up, so that no other thread finds it still taken.
+        if let Entry::Occupied(mut claimed) = CLAIMS.lock().entry(self.file) {
+            claimed.get_mut().claims -= 1;
+            if claimed.get().claims == 0 {
+                claimed.remove();
+            }
+        }
+    }
 }
 
-const ATTEMPTS: usize = 100;
+fn name_of(file: FileId) -> String {
+    format!("polyverbs-xrc/{file}")
+}
 
-fn elsewhere(process: u32) -> VerbError {
+fn take(name: &str) -> Result<Name, VerbError> {
+    Name::take(name, PATIENCE).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => elsewhere(Name::holder(name)),
+        _ => VerbError::os("claim of a domain", error),
+    })
+}
+
+/// How long a name that another process has given up may remain taken, because a child of a fork still has it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn elsewhere(process: Option<u32>) -> VerbError {
+    let process = process.map_or("another process".to_owned(), |number| {
+        format!("process {number}")
+    });
     VerbError::UnsupportedHere(format!(
-        "a domain that process {process} has: emulated devices share domains within one process"
+        "a domain that {process} has: emulated devices share domains within one process"
     ))
 }
 
@@ -298,5 +303,34 @@ mod tests {
         let new = open(true, true).unwrap();
         assert!(!Arc::ptr_eq(&had, &new));
         assert!(Arc::ptr_eq(&new, &open(false, false).unwrap()));
+    }
+
+    #[test]
+    fn a_holder_that_accepts_nothing_is_an_error_at_once() {
+        let file = tempfile::tempfile().unwrap();
+        let file = FileId::of(file.as_fd()).unwrap();
+        let held = Name::take(&name_of(file), PATIENCE).unwrap();
+        let refused = |expected: &str| {
+            let error = Claim::of(file).err().unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        refused(&format!("process {} has", std::process::id()));
+        // Connections that are closed before they are accepted stay in the backlog.
+        while Name::holder(&name_of(file)).is_some() {}
+        refused("another process has");
+        drop(held);
+        Claim::of(file).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_claimed_until_its_last_claim_ends() {
+        let file = tempfile::tempfile().unwrap();
+        let file = FileId::of(file.as_fd()).unwrap();
+        let is_taken = || Name::is_taken(&name_of(file));
+        let [first, second] = [(); 2].map(|()| Claim::of(file).unwrap());
+        drop(first);
+        assert!(is_taken());
+        drop(second);
+        assert!(!is_taken());
     }
 }

@@ -134,6 +134,7 @@ impl<D: Driver> Pd<D> {
         let device = &self.device;
         device.check_claimed(init.operations.missing_features(device.features()))?;
         device.check_baseline(Baseline::taken_by(init.qp_type, init.operations))?;
+        device.network().timers().prepare()?;
         for operation in init.operations.of_extensions() {
             if device.operation(operation).is_none() {
                 return Err(unsupported(operation.extension(), operation.feature()));

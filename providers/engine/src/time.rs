@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use verbs_api::VerbError;
+
 /// A moment: nanoseconds since a fixed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
@@ -37,6 +39,14 @@ pub trait Host: Send + Sync + 'static {
     /// `handle_timeout`. The engine calls this often, from any thread, possibly with locks held, so the host must only note
     /// the time.
     fn wake_at(&self, at: Time);
+
+    /// Makes sure that jobs will be run when they are due. The engine calls this before it creates a queue pair.
+    ///
+    /// # Errors
+    /// The host cannot run jobs, for example because it cannot start a thread.
+    fn prepare(&self) -> Result<(), VerbError> {
+        Ok(())
+    }
 
     /// Returns a random number that peers cannot guess. In runs that must be repeatable it follows from a seed.
     fn random(&self) -> u64;

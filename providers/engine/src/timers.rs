@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use verbs_api::VerbError;
+
 use crate::sync::Mutex;
 use crate::time::{Host, Time};
 
@@ -56,6 +58,14 @@ impl Timers {
     /// Returns a number that peers cannot guess: [`Host::random`].
     pub fn random(&self) -> u64 {
         self.host.random()
+    }
+
+    /// Makes sure that jobs will be run when they are due: [`Host::prepare`].
+    ///
+    /// # Errors
+    /// Those of [`Host::prepare`].
+    pub fn prepare(&self) -> Result<(), VerbError> {
+        self.host.prepare()
     }
 
     /// Schedules `job` for `at`. It runs in the first call of [`run_due`](Self::run_due) at or after that time.

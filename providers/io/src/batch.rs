@@ -118,11 +118,14 @@ impl TxBatch {
     /// The memory cannot be allocated.
     pub(super) fn new(bytes: usize, segments: bool) -> io::Result<Self> {
         let datagrams = (bytes / 128).max(1);
+        let (mut spans, mut runs) = (Vec::new(), Vec::new());
+        spans.try_reserve_exact(datagrams)?;
+        runs.try_reserve_exact(datagrams)?;
         Ok(Self {
             arena: zeroed(bytes)?,
             used: 0,
-            spans: Vec::with_capacity(datagrams),
-            runs: Vec::with_capacity(datagrams),
+            spans,
+            runs,
             left: 0,
             segments,
         })
@@ -356,6 +359,7 @@ mod tests {
         all
     }
 
+    // A batch allocates its lists before its arena, so that this covers the lists too.
     #[test]
     fn memory_that_cannot_be_allocated_is_an_error() {
         let beyond = isize::MAX as usize;

@@ -1,5 +1,6 @@
 //! Runs a network in real time: a monotonic clock, and a thread that calls the network when a job is due.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -13,13 +14,15 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
+use verbs_api::VerbError;
 use verbs_api::provider::{Condvar, Mutex, PerProcess, random, start_thread};
 
 /// The host of one network in real time: its clock and its timer thread.
 ///
-/// The timer thread starts with the first call of [`wake_at`](Host::wake_at), in each process anew, because a fork does not
-/// copy threads. It sleeps until the earliest time that was passed to `wake_at`, never calls the network before something
-/// is due, and ends with the network.
+/// The timer thread starts with the first queue pair, whose creation fails if the thread cannot be started, or with an earlier
+/// call of [`wake_at`](Host::wake_at); if that call cannot start it, the next one tries again. It starts in each process anew,
+/// because a fork does not copy threads. It sleeps until the earliest time that was passed to `wake_at`, never calls the network
+/// before something is due, and ends with the network.
 ///
 /// A panic in a due job, for example in a handler of the program, does not end the thread.
 pub struct RealHost {
@@ -83,8 +86,7 @@ impl RealHost {
         } else if !sleeper.is_over {
             // Another thread that failed to start the timer thread may have reset the earliest time.
             era.note(at);
-            sleeper.is_running = era.start(self.clock, network);
-            if !sleeper.is_running {
+            if era.start(&mut sleeper, self.clock, network).is_err() {
                 // The reset makes the next call try again.
                 era.earliest.store(Time::NEVER.0, Ordering::SeqCst);
             }
@@ -109,6 +111,19 @@ impl Host for RealHost {
         if era.note(at) {
             self.rouse(era, at);
         }
+    }
+
+    fn prepare(&self) -> Result<(), VerbError> {
+        let Some(network) = self.network.get() else {
+            return Ok(());
+        };
+        let era = &*self.era;
+        let mut sleeper = era.sleeper.lock();
+        if sleeper.is_running || sleeper.is_over {
+            return Ok(());
+        }
+        let started = era.start(&mut sleeper, self.clock, network);
+        started.map_err(|error| VerbError::os("timer thread", error))
     }
 
     fn random(&self) -> u64 {
@@ -143,9 +158,16 @@ impl Era {
         self.earliest() > at && self.earliest.fetch_min(at.0, Ordering::SeqCst) > at.0
     }
 
-    fn start(self: &Arc<Self>, clock: Clock, network: &Weak<dyn Progress>) -> bool {
+    fn start(
+        self: &Arc<Self>,
+        sleeper: &mut Sleeper,
+        clock: Clock,
+        network: &Weak<dyn Progress>,
+    ) -> io::Result<()> {
         let (era, network) = (Arc::clone(self), Weak::clone(network));
-        start_thread("polyverbs-timer", move || era.run(clock, &network)).is_ok()
+        start_thread("polyverbs-timer", move || era.run(clock, &network))?;
+        sleeper.is_running = true;
+        Ok(())
     }
 
     fn run(&self, clock: Clock, network: &Weak<dyn Progress>) {

@@ -1,12 +1,11 @@
 //! The RDMA devices that the user has configured with `polyverbs run`.
 
-use std::io::{self, Write as _};
 use std::net::IpAddr;
 
 use polyverbs::Device;
 use polyverbs::emulated::EmulatedDeviceError;
 use polyverbs::provider::MadeOnce;
-use polyverbs_configuration::{Configuration, VARIABLE};
+use polyverbs_configuration::{Configuration, VARIABLE, complain};
 
 /// Creates the RDMA device of a local address: the first configured one that has the address or, if none has, one with the
 /// options of the first configured device. `None` if no device is configured.
@@ -27,9 +26,4 @@ pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceErro
         None
     });
     Some(device.make(tap))
-}
-
-fn complain(what: std::fmt::Arguments<'_>) {
-    // A failure to write cannot be reported.
-    let _ = writeln!(io::stderr(), "polyverbs: {what}");
 }

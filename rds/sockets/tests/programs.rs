@@ -115,6 +115,11 @@ fn duplicates_share_the_socket_and_closed_numbers_are_free() {
 }
 
 #[test]
+fn the_number_of_a_socket_that_was_closed_elsewhere_is_a_files() {
+    does("closed_elsewhere");
+}
+
+#[test]
 fn no_hostile_argument_ends_the_process() {
     does("hostile");
 }

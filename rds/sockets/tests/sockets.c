@@ -21,6 +21,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -572,6 +573,31 @@ static void is_socket(int fd, int is) {
     IS(getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &kind, &size) == 0 && kind == AF_RDS, is);
 }
 
+/* Opens files until one has this number. The files are empty. */
+static void becomes_a_file(int number) {
+    int file;
+    do
+        IS((file = memfd_create("", 0)) >= 0, 1);
+    while (file != number);
+    is_socket(number, 0);
+    IS(write(number, "a line", 6), 6);
+    IS(lseek(number, 0, SEEK_CUR), 6);
+    IS(close(number), 0);
+}
+
+/* A number is a file's after the C library or the program itself has closed the socket that had it. */
+static void closed_elsewhere(void) {
+    FILE *stream = fdopen(bound(THERE, 4001), "r+");
+    IS(stream != NULL, 1);
+    int number = fileno(stream);
+    IS(fclose(stream), 0);
+    becomes_a_file(number);
+    /* The end of the stream was that of the socket, so its port is free. */
+    number = bound(THERE, 4001);
+    IS(syscall(SYS_close, number), 0);
+    becomes_a_file(number);
+}
+
 static void descriptors(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001);
     int others[] = {dup(b), fcntl(b, F_DUPFD, 100), fcntl(b, F_DUPFD_CLOEXEC, 200), dup2(b, 300), dup3(b, 301, O_CLOEXEC)};
@@ -992,6 +1018,25 @@ static void remote(void) {
     FAILS(with(b, HERE, 4000, RDS_CMSG_RDMA_DEST, &cookie, sizeof cookie, 0), EINVAL);
     rdma.nr_local = 0;
     FAILS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), EINVAL);
+    rdma.nr_local = 1;
+
+    /* Local memory that is not mapped is refused, and so is memory that cannot be written if an operation writes there. No program
+     * maps the second page. */
+    uintptr_t unmapped = 4096, protected_at = (uintptr_t)read_only;
+    struct rds_get_mr_args missing = {{unmapped, 4096}, (uintptr_t)&told, 0};
+    FAILS(setsockopt(a, SOL_RDS, RDS_GET_MR, &missing, sizeof missing), EFAULT);
+    FAILS(with(a, THERE, 4001, RDS_CMSG_RDMA_MAP, &missing, sizeof missing, 0), EFAULT);
+    rdma.flags = RDS_RDMA_READWRITE;
+    part.addr = unmapped;
+    FAILS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), EFAULT);
+    rdma.flags = 0;
+    FAILS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), EFAULT);
+    part.addr = protected_at;
+    FAILS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), EFAULT);
+    atomic.local_addr = unmapped;
+    FAILS(with(b, HERE, 4000, RDS_CMSG_ATOMIC_FADD, &atomic, sizeof atomic, 0), EFAULT);
+    atomic.local_addr = protected_at;
+    FAILS(with(b, HERE, 4000, RDS_CMSG_ATOMIC_FADD, &atomic, sizeof atomic, 0), EFAULT);
 
     /* Memory is freed by an option, and with a message that is not sent. */
     struct rds_free_mr_args free = {cookie};
@@ -1050,7 +1095,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
-        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"busy", busy}, {"gone", gone}, {"hostile", hostile},
+        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"closed_elsewhere", closed_elsewhere}, {"busy", busy}, {"gone", gone}, {"hostile", hostile},
         {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {

@@ -15,11 +15,11 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use polyverbs_configuration::{STANDARD_ERROR, VARIABLE};
+use polyverbs_configuration::{STANDARD_ERROR, VARIABLE, complain, to_standard_error};
 use verbs_api::provider::MadeOnce;
 
 use crate::errno::Errno;
-use crate::setup::{complain, configuration};
+use crate::setup::configuration;
 pub use function::{Answer, Function};
 
 /// Whether tracing is on, as one of the three constants below.
@@ -81,13 +81,13 @@ fn target() -> Option<&'static Target> {
 // Writes each line with one system call, so that lines of several threads and processes are not mixed.
 fn write(line: &str) {
     // The verb does not fail because its trace cannot be written.
-    let _ = match target() {
-        Some(Target::StandardError) => io::stderr().write_all(line.as_bytes()),
+    match target() {
+        Some(Target::StandardError) => to_standard_error(line),
         Some(Target::File(file)) => {
-            Target::open(file).and_then(|mut file| file.write_all(line.as_bytes()))
+            let _ = Target::open(file).and_then(|mut file| file.write_all(line.as_bytes()));
         }
-        None => Ok(()),
-    };
+        None => {}
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
@@ -102,13 +102,18 @@ fn listen(arguments: &Arguments) -> anyhow::Result<()> {
         let answered = counted.load(Ordering::Relaxed);
         format!("{} answered", count(answered, "request"))
     });
-    let pattern = Pattern::new();
-    thread::scope(|scope| {
-        let task = || answer(&socket, &pattern, &answered);
-        let tasks = (0..arguments.tasks).map(|_| Builder::new().spawn_scoped(scope, task));
-        let tasks: Vec<_> = tasks.collect::<Result<_, _>>().context(NO_THREAD)?;
-        tasks.into_iter().try_for_each(|task| joined(task.join()))
-    })
+    let (ends, ended) = mpsc::channel();
+    let shared = Arc::new((socket, Pattern::new(), answered));
+    for _ in 0..arguments.tasks {
+        let (shared, ends) = (Arc::clone(&shared), ends.clone());
+        let task = move || {
+            let (socket, pattern, answered) = &*shared;
+            // The main thread waits for the first end of a task only, which ends the process.
+            let _ = ends.send(answer(socket, pattern, answered));
+        };
+        Builder::new().spawn(task).context(NO_THREAD)?;
+    }
+    ended.recv()?
 }
 
 fn answer(socket: &RdsSocket, pattern: &Pattern, answered: &AtomicU64) -> anyhow::Result<()> {

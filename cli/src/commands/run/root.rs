@@ -246,6 +246,21 @@ mod tests {
         assert!(root.starts_with(within.path()));
     }
 
+    // Another user may take any name that can be guessed.
+    #[test]
+    fn names_that_others_can_guess_are_not_needed() {
+        let within = tempfile::tempdir().unwrap();
+        let guessed = format!("{NAME}.{}.{}", namespace(), std::process::id());
+        for name in [guessed.clone(), format!("{guessed}.")] {
+            fs::write(within.path().join(name), "").unwrap();
+        }
+        for number in 0..4000 {
+            fs::write(within.path().join(format!("{guessed}.{number}")), "").unwrap();
+        }
+        let make = || make_within(within.path(), &Configuration::default()).unwrap();
+        assert_ne!(make(), make());
+    }
+
     #[test]
     fn files_of_one_content_are_one_file() {
         let within = tempfile::tempdir().unwrap();

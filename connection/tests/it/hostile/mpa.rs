@@ -1,7 +1,7 @@
 //! MPA over TCP, and hostile streams.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -14,6 +14,8 @@ use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
 use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
 use polyverbs_wire::layout::Header as _;
 use rustix::net::sockopt::set_socket_linger;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use test_kit::process::ChildProcess;
 
 use crate::hostile::segments::FRAMING;
 use crate::managed::{Clock, Managed};
@@ -49,12 +51,7 @@ impl Target {
     }
 
     pub(crate) fn stream(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.listener.address()).unwrap();
-        stream
-            .set_read_timeout(Some(test_kit::waiting::PATIENCE))
-            .unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream
+        stream_to(self.listener.address())
     }
 
     /// Waits until the manager has accepted this many streams, and has received this many bytes and
@@ -76,6 +73,15 @@ impl Target {
         let accepting = incoming.accept(&far, ConnectionOptions::new());
         let _both = (connecting.wait().unwrap(), accepting.wait().unwrap());
     }
+}
+
+fn stream_to(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream
+        .set_read_timeout(Some(test_kit::waiting::PATIENCE))
+        .unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
 }
 
 /// A request of revision 1, which negotiates nothing.
@@ -152,6 +158,46 @@ fn silent_connections_do_not_keep_others_out() {
     let mut bytes = [0; 16];
     asking.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, Kind::Reply.key());
+}
+
+const ADDRESS: &str = "POLYVERBS_TEST_ADDRESS";
+
+// A server that may have more streams than descriptors. Its clock stands still, so that no silent stream is closed for its age.
+#[test]
+#[ignore = "a process of the next test"]
+fn few_descriptors() {
+    let Ok(address) = std::env::var(ADDRESS) else {
+        return;
+    };
+    let few = Rlimit {
+        current: Some(128),
+        maximum: Some(128),
+    };
+    setrlimit(Resource::Nofile, few).unwrap();
+    let target = Target::with(&address, |options| {
+        assert_eq!(options.max_early, 64, "half of the descriptors");
+        options.max_early = usize::MAX;
+    });
+    println!("\n> {}", target.listener.address());
+    let incoming = target.listener.next().wait().unwrap();
+    let qp = target.end.new_qp();
+    let accepting = incoming.accept(&qp, ConnectionOptions::new());
+    let _connection = accepting.wait().unwrap();
+    // This returns when the other test is over.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+// covers 7.41
+#[test]
+fn without_descriptors_the_oldest_silent_stream_is_closed() {
+    let mut server = ChildProcess::start("hostile::mpa::few_descriptors", ADDRESS, "127.0.6.12");
+    let to = server.answer().parse().unwrap();
+    let mut silent: Vec<_> = (0..300).map(|_| stream_to(to)).collect();
+    let honest = End::tcp("127.0.6.13");
+    let connecting = (honest.connector).connect(&honest.qp, to, ConnectionOptions::new());
+    let _connection = connecting.wait().unwrap();
+    assert!(is_cut_off(&mut silent[0]));
+    assert!(is_quiet(&mut silent[299]));
 }
 
 // covers 7.41

@@ -6,6 +6,8 @@ use crate::support::*;
 use emulated_ib::header::{Body, Nak, Position};
 use polyverbs_engine::link::Exchange;
 use polyverbs_engine::time::{ack_timeout, rnr_delay};
+use polyverbs_io::sim::Rate;
+use polyverbs_io::sim::chance::Chance;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::*;
 use verbs_api::{capability::Mtu, event::EventType, ids::Psn, memory::MwType, wr};
@@ -357,6 +359,50 @@ fn a_lossy_path_has_retransmissions_before_the_timeout() {
     rig.run_for(Duration::from_nanos(1));
     assert_eq!(rig.a.done(), [(53, WcStatus::RetryExcErr)]);
     assert_eq!(rig.requests().len() - before, (1 + 5) + (1 + 6));
+}
+
+/// The virtual time that 3 MB take in messages of 4 KiB, as RDS sends them, over a link that loses this share of the frames in
+/// each direction.
+fn time_with(loss: Rate) -> Duration {
+    const MESSAGES: u64 = 768;
+    let rig = Rig::new(Setup {
+        mtu: Some(Mtu::Mtu4096),
+        timeout: 14,
+        ..Setup::default()
+    });
+    let mut chance = Chance::new(1, 0);
+    rig.wire.rule(move |_| match chance.strikes(loss) {
+        true => Fate::Drop,
+        false => Fate::Hold,
+    });
+    let (mut posted, mut done) = (0, 0);
+    while done < MESSAGES {
+        let next = MESSAGES.min(done + 32);
+        for number in posted..next {
+            let write = wr::Write::new(rig.a.sge(0, 4096), rig.b.remote(0));
+            rig.a.post(write.signaled(number));
+        }
+        posted = next;
+        rig.run_for(DELAY);
+        rig.release();
+        let completed = rig.a.done();
+        let next = done + completed.len() as u64;
+        assert_eq!(completed, ok(done..next));
+        done = next;
+    }
+    rig.now()
+}
+
+/// The time that a frame is under way.
+const DELAY: Duration = Duration::from_micros(100);
+
+// The losses take 0.26 s here. Without the retransmissions before the timeout they take about 28 s, some 400 timeouts.
+// concerns 3.60
+#[test]
+fn a_loss_of_a_fifth_of_the_frames_costs_few_timeouts() {
+    assert!(time_with(Rate::NEVER) < ack_timeout(14).unwrap());
+    let time = time_with(Rate::percent(20));
+    assert!(time < ack_timeout(14).unwrap() * 10, "{time:?}");
 }
 
 // covers 3.61

@@ -31,14 +31,25 @@ use verbs_api::{
 
 /// A clock that a test sets.
 #[derive(Default)]
-struct Clock(AtomicU64);
+struct Clock {
+    now: AtomicU64,
+    /// No thread can be started that would run jobs.
+    has_no_thread: AtomicBool,
+}
 
 impl Host for Clock {
     fn now(&self) -> Time {
-        Time(self.0.load(Ordering::SeqCst))
+        Time(self.now.load(Ordering::SeqCst))
     }
 
     fn wake_at(&self, _: Time) {}
+
+    fn prepare(&self) -> Result<(), VerbError> {
+        match self.has_no_thread.load(Ordering::SeqCst) {
+            true => Err(VerbError::Resources("threads")),
+            false => Ok(()),
+        }
+    }
 
     fn random(&self) -> u64 {
         0
@@ -214,7 +225,7 @@ impl<D: Form> Rig<D> {
     }
 
     fn advance_to(&self, nanoseconds: u64) {
-        self.clock.0.store(nanoseconds, Ordering::SeqCst);
+        self.clock.now.store(nanoseconds, Ordering::SeqCst);
         self.network.handle_timeout(Time(nanoseconds));
     }
 }
@@ -896,6 +907,20 @@ fn a_call_ends_although_frames_and_notes_never_end() {
     assert_eq!(wakes(), 1);
     let looks = wire.looks.load(Ordering::SeqCst);
     assert!(looks < 1000, "{looks}");
+}
+
+#[test]
+fn a_queue_pair_is_refused_if_no_thread_can_run_its_jobs() {
+    let rig = Rig::<Plain>::new(true);
+    let create = || rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait();
+    rig.clock.has_no_thread.store(true, Ordering::SeqCst);
+    let refused = create().unwrap_err();
+    assert!(
+        matches!(refused, VerbError::Resources("threads")),
+        "{refused}"
+    );
+    rig.clock.has_no_thread.store(false, Ordering::SeqCst);
+    create().unwrap();
 }
 
 #[test]

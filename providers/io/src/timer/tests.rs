@@ -1,6 +1,9 @@
 use std::sync::mpsc;
 use std::thread;
 
+use rustix::param::page_size;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_kit::process::ChildProcess;
 use test_kit::waiting::{PATIENCE, WatchedThread, until};
 
 use super::*;
@@ -129,6 +132,37 @@ fn no_thread_is_started_before_something_is_due() {
     alarms.set(Time::default());
     alarms.wait(1);
     assert!(alarms.host.era.sleeper.lock().is_running);
+}
+
+const IS_CHILD: &str = "POLYVERBS_TEST_CHILD";
+
+#[test]
+#[ignore = "a process of the next test"]
+fn without_room_for_a_thread() {
+    if std::env::var_os(IS_CHILD).is_none() {
+        return;
+    }
+    let alarms = Alarms::new(false);
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let before = getrlimit(Resource::As);
+    // The heap may grow a little; the stack of a thread takes 2 MiB.
+    let little = Rlimit {
+        current: Some(pages * page_size() as u64 + (1 << 20)),
+        ..before
+    };
+    setrlimit(Resource::As, little).unwrap();
+    let refused = alarms.host.prepare();
+    setrlimit(Resource::As, before).unwrap();
+    let errno = libc::EAGAIN;
+    assert!(matches!(refused, Err(VerbError::Os { errno: found, .. }) if found == errno));
+    alarms.host.prepare().unwrap();
+    assert!(alarms.host.era.sleeper.lock().is_running);
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_an_error_of_prepare() {
+    ChildProcess::start("timer::tests::without_room_for_a_thread", IS_CHILD, "").ends_well();
 }
 
 #[test]

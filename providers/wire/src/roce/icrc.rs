@@ -14,7 +14,8 @@
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use std::sync::LazyLock;
+
+use once_cell::race::OnceBox;
 
 use super::bth::{Bth, BthView};
 use super::route::{Grh, GrhView};
@@ -39,9 +40,13 @@ pub struct Envelope {
 }
 
 // The CRC state after the eight bytes of ones. It is a static because creating a hasher checks which instructions the
-// processor has.
-static AFTER_LOCAL_ROUTE: LazyLock<crc32fast::Hasher> =
-    LazyLock::new(|| crc32fast::Hasher::new_with_initial(0x2144_df1c));
+// processor has. Making it takes no lock, which a child of a fork could find held by a thread of its parent.
+static AFTER_LOCAL_ROUTE: OnceBox<crc32fast::Hasher> = OnceBox::new();
+
+fn after_local_route() -> crc32fast::Hasher {
+    let make = || Box::new(crc32fast::Hasher::new_with_initial(0x2144_df1c));
+    AFTER_LOCAL_ROUTE.get_or_init(make).clone()
+}
 
 impl Icrc {
     /// Begins the ICRC of a UDP datagram of `datagram_len` bytes, ICRC included: covers its IP, UDP and BTH headers. The
@@ -121,7 +126,7 @@ impl Icrc {
     // Covers the masked headers. Options and extension headers are between the IP header and the UDP header.
     #[inline(always)]
     fn around(octets: &[u8], behind_ip: usize, options: &[u8]) -> Self {
-        let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
+        let mut icrc = Self(after_local_route());
         if options.is_empty() {
             icrc.update(octets);
         } else {

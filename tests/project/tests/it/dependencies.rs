@@ -29,10 +29,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bmme", EXTENSION),
     ("low-latency-qp", EXTENSION),
     ("masked-atomics", EXTENSION),
-    // XRC works on real devices too, and therefore knows their provider.
+    // XRC works on real devices too, and therefore knows their provider. Other processes see the names of its domains, and
+    // `polyverbs-io` has all socket code.
     (
         "xrc",
-        &["verbs-api", "polyverbs-engine", "rdma-core-provider"],
+        &[
+            "verbs-api",
+            "polyverbs-engine",
+            "polyverbs-io",
+            "rdma-core-provider",
+        ],
     ),
     // The facade names the default providers and extensions.
     (

@@ -12,7 +12,7 @@ use rustix::io::{Errno, write};
 use rustix::net::{Shutdown, shutdown};
 use verbs_api::provider::start_thread;
 
-use super::{Admission, Connection, Inbox, listening};
+use super::{Admission, Connection, Inbox, holder, listening};
 use crate::fork::Unshared;
 
 /// A name that no other process can take while this value exists. The holder accepts no connections to it.
@@ -47,6 +47,12 @@ impl Name {
             Ok(_) => true,
             Err(error) => error.kind() == io::ErrorKind::WouldBlock,
         }
+    }
+
+    /// Returns the ID of the process that holds a name, whatever its user. `None` if no process does, or if so many
+    /// connections wait for the holder that it cannot be determined.
+    pub fn holder(name: &str) -> Option<u32> {
+        holder(name).map(|holder| holder.pid.unsigned_abs())
     }
 }
 
@@ -145,9 +151,11 @@ impl Witness {
 
 #[cfg(test)]
 mod tests {
-    use test_kit::waiting::PATIENCE;
+    use test_kit::waiting::{PATIENCE, until_some};
 
+    use super::super::BACKLOG;
     use super::*;
+    use crate::exit::tests::no_child_starts;
     use crate::fork::tests::in_children_beside;
 
     #[test]
@@ -164,5 +172,45 @@ mod tests {
         let refused = Name::take(&name, PATIENCE).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         assert!(Name::is_taken(&name));
+        assert_eq!(Name::holder(&name), Some(std::process::id()));
+    }
+
+    // The holder of a `Name` accepts nothing, and closed connections stay in its backlog.
+    #[test]
+    fn calls_return_at_once_if_the_backlog_of_a_name_is_full() {
+        let name = format!("polyverbs-presence-test/full/{}", std::process::id());
+        let held = Name::take(&name, PATIENCE).unwrap();
+        let full = until_refused(&name);
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        assert!(Name::is_taken(&name));
+        assert_eq!(Name::holder(&name), None);
+        let refused = Name::take(&name, PATIENCE).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        drop(held);
+        Name::take(&name, PATIENCE).unwrap();
+    }
+
+    fn until_refused(name: &str) -> io::Error {
+        let mut connections = std::iter::repeat_with(|| Witness::of(name));
+        connections.find_map(Result::err).unwrap()
+    }
+
+    // Twice as many connections as the backlog has room for: without the thread that accepts them, no witness connects
+    // after them.
+    #[test]
+    fn a_witness_connects_after_many_connections() {
+        let name = format!("polyverbs-presence-test/many/{}", std::process::id());
+        let _open = no_child_starts();
+        let presence = Presence::named(&name).unwrap();
+        for _ in 0..2 * BACKLOG {
+            if let Err(full) = Witness::of(&name) {
+                assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+            }
+        }
+        let witness = until_some(|| Witness::of(&name).ok());
+        drop(presence);
+        witness.wait();
+        let gone = until_refused(&name);
+        assert_eq!(gone.kind(), io::ErrorKind::ConnectionRefused);
     }
 }
