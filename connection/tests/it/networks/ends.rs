@@ -202,8 +202,7 @@ impl Ends {
     }
 
     fn qp_of(&self, end: &End) -> Qp {
-        let created = end.pd.create_qp(QpOptions::rc(&end.cq));
-        self.rig.finish(created).unwrap()
+        self.rig.finish(end.pd.create_qp(QpOptions::rc(&end.cq)))
     }
 
     pub(crate) fn request(&self, qp: &Qp) -> Started<Accepted, ConnectError> {
@@ -238,7 +237,7 @@ impl Ends {
     }
 
     pub(crate) fn end<T: Send + 'static>(&self, started: Started<T, ConnectError>) -> T {
-        match self.rig.outcome(started).unwrap() {
+        match self.rig.outcome(started) {
             Ok(result) => result,
             Err(error) => panic!("{:?}: {error}", self.flavour),
         }
@@ -248,7 +247,7 @@ impl Ends {
         &self,
         started: Started<T, ConnectError>,
     ) -> ConnectError {
-        match self.rig.outcome(started).unwrap() {
+        match self.rig.outcome(started) {
             Ok(_) => panic!("{:?}: it succeeded", self.flavour),
             Err(error) => error,
         }
@@ -261,11 +260,11 @@ impl Ends {
     }
 
     pub(crate) fn take(&self, end: &End, count: usize) -> Vec<Completion> {
-        self.rig.take(&end.cq, count).unwrap()
+        self.rig.take(&end.cq, count)
     }
 
     pub(crate) fn wait_for_state(&self, qp: &Qp, expected: QpState) {
-        let reached = self.rig.until("the state", || state(qp) == expected);
-        reached.unwrap_or_else(|_| panic!("{}, not {expected}", state(qp)));
+        self.rig.wait_until(|| state(qp) == expected);
+        assert_eq!(state(qp), expected);
     }
 }
