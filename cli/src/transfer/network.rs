@@ -14,7 +14,7 @@ use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{Completion, Device, PathOptions, Started};
 
 use super::files::{Part, Room, UNFINISHED};
-use super::peers::{BUSY, Peer};
+use super::peers::{BUSY, Peer, refuse};
 use super::{
     Copied, CopyOptions, Failed, Filled, LOOK, Message, Moved, PAUSE, Result, Side, WINDOWS,
     check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
@@ -96,14 +96,26 @@ pub(crate) struct Stored {
 }
 
 impl Store {
-    /// Begins to accept a client's connection request.
+    /// Begins to accept a client's connection request. If there can be no queue pair for it now, the client is refused as if no
+    /// place were free, and tries again.
     pub(crate) fn accept(&self, incoming: Incoming) -> Result<(Server, Accepting)> {
-        let depth = self.options.depth;
-        let side = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
-        side.prepare()?;
+        let side = match self.side() {
+            Ok(side) => side,
+            Err(error) => {
+                refuse(incoming, BUSY);
+                return Err(error);
+            }
+        };
         let options = ConnectionOptions::new().path(open_to_reads());
         let accepting = incoming.accept(&side.qp, options);
         Ok((Server(side), accepting))
+    }
+
+    fn side(&self) -> Result<Side> {
+        let depth = self.options.depth;
+        let side = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
+        side.prepare()?;
+        Ok(side)
     }
 
     /// Receives one file over a connection. If it does not arrive completely, or cannot be stored, no file remains, and the

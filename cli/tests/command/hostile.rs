@@ -207,7 +207,11 @@ fn a_server_outlives_a_thread_that_cannot_be_created() {
         fs::remove_file(&mark).unwrap();
         // The client was refused at first, and has asked again.
         assert_eq!(put.end(), (true, String::new()));
-        assert_eq!(server.process.end(), (true, String::new()));
+        let (is_fine, reported) = server.process.end();
+        let mut reported = reported.lines();
+        assert!(
+            is_fine && reported.all(|line| line.starts_with("polyverbs: no file can be taken: "))
+        );
     }
 }
 

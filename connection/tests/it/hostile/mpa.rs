@@ -164,7 +164,7 @@ const ADDRESS: &str = "POLYVERBS_TEST_ADDRESS";
 
 // A server that may have more streams than descriptors. Its clock stands still, so that no silent stream is closed for its age.
 #[test]
-#[ignore = "a process of the next test"]
+#[ignore = "a process of the other tests"]
 fn few_descriptors() {
     let Ok(address) = std::env::var(ADDRESS) else {
         return;

@@ -137,7 +137,7 @@ fn no_thread_is_started_before_something_is_due() {
 const IS_CHILD: &str = "POLYVERBS_TEST_CHILD";
 
 #[test]
-#[ignore = "a process of the next test"]
+#[ignore = "a process of the other tests"]
 fn without_room_for_a_thread() {
     if std::env::var_os(IS_CHILD).is_none() {
         return;
