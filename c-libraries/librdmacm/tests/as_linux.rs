@@ -64,6 +64,40 @@ fn on_each(test: impl Fn(&str)) {
     [ROCE, IWARP].into_iter().for_each(test);
 }
 
+/// An identifier that listens, its event channel, and one for identifiers that connect to it. They are destroyed with this, after
+/// the identifiers of the test.
+struct Scene {
+    channel: *mut RdmaEventChannel,
+    server_channel: *mut RdmaEventChannel,
+    listener: *mut RdmaCmId,
+    to: SocketAddr,
+}
+
+impl Scene {
+    /// Listens at this address.
+    fn at(ip: &str) -> Self {
+        let (channel, server_channel) = (channel::create(), channel::create());
+        let (listener, to) = listening(server_channel, ip);
+        Self {
+            channel,
+            server_channel,
+            listener,
+            to,
+        }
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // A failed test has events that are not acknowledged, for which destroying would wait.
+        if !thread::panicking() {
+            call!(endpoint::destroy(self.listener));
+            call!(channel::destroy(self.channel));
+            call!(channel::destroy(self.server_channel));
+        }
+    }
+}
+
 /// Returns the result of `rdma_bind_addr`.
 fn bind(id: *mut RdmaCmId, to: &str) -> c_int {
     let mut at = sockaddr(to);
@@ -117,10 +151,10 @@ fn resolve_route(id: *mut RdmaCmId, channel: *mut RdmaEventChannel) {
 #[test]
 fn each_step_is_taken_once_and_in_order() {
     on_each(|ip| {
-        let (channel, server_channel) = (channel::create(), channel::create());
-        let (listener, to) = listening(server_channel, ip);
-        refused(bind(listener, &format!("{ip}:0")), libc::EINVAL);
-        refused(resolve(listener, &to.to_string()), libc::EINVAL);
+        let scene = Scene::at(ip);
+        let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
+        refused(bind(scene.listener, &format!("{ip}:0")), libc::EINVAL);
+        refused(resolve(scene.listener, &to.to_string()), libc::EINVAL);
 
         let client = new_id(channel, port_space::TCP);
         refused(connect(client), libc::EINVAL);
@@ -145,9 +179,7 @@ fn each_step_is_taken_once_and_in_order() {
         // An identifier asks for one connection.
         refused(connect(client), libc::EINVAL);
         is_empty(channel);
-        destroy_all([listener, client, server]);
-        call!(channel::destroy(channel));
-        call!(channel::destroy(server_channel));
+        destroy_all([client, server]);
     });
 }
 
@@ -188,8 +220,8 @@ fn addresses_are_of_one_family() {
 #[test]
 fn the_wildcard_address_as_destination_is_this_machine() {
     configure();
-    let (channel, server_channel) = (channel::create(), channel::create());
-    let (listener, to) = listening(server_channel, ROCE);
+    let scene = Scene::at(ROCE);
+    let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
     let client = new_id(channel, port_space::TCP);
     assert_eq!(bind(client, &format!("{ROCE}:0")), 0);
     assert_eq!(resolve(client, &format!("0.0.0.0:{}", to.port())), 0);
@@ -201,9 +233,7 @@ fn the_wildcard_address_as_destination_is_this_machine() {
     create_qp(server);
     assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
     assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
-    destroy_all([listener, client, server]);
-    call!(channel::destroy(channel));
-    call!(channel::destroy(server_channel));
+    destroy_all([client, server]);
 }
 
 #[test]
@@ -310,8 +340,8 @@ fn queried(of: *mut RdmaCmId) -> IbvQpAttr {
 #[test]
 fn each_side_retries_as_often_as_its_peer_asks() {
     configure();
-    let (channel, server_channel) = (channel::create(), channel::create());
-    let (listener, to) = listening(server_channel, ROCE);
+    let scene = Scene::at(ROCE);
+    let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
     for (asked, seen) in [([5, 3], [5, 3]), ([9, 200], [7, 7])] {
         let client = resolved(channel, to);
         let mut param: RdmaConnParam = zeroed();
@@ -335,9 +365,6 @@ fn each_side_retries_as_often_as_its_peer_asks() {
         assert_eq!(near.min_rnr_timer == 0, seen[1] < 7);
         destroy_all([client, server]);
     }
-    call!(endpoint::destroy(listener));
-    call!(channel::destroy(channel));
-    call!(channel::destroy(server_channel));
 }
 
 /// The next event, of this kind and acknowledged: its identifier, and the parameters of the peer.
@@ -352,8 +379,8 @@ fn parameters(channel: *mut RdmaEventChannel, kind: c_int) -> (*mut RdmaCmId, Rd
 #[test]
 fn the_peer_sees_flow_control_and_srq_over_infiniband() {
     on_each(|ip| {
-        let (channel, server_channel) = (channel::create(), channel::create());
-        let (listener, to) = listening(server_channel, ip);
+        let scene = Scene::at(ip);
+        let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
         // The messages have one bit of the number.
         let told = |value: u8| if ip == ROCE { value & 1 } else { 0 };
         for [asks, answers] in [[1, 0], [0, 1], [2, 3]] {
@@ -376,9 +403,6 @@ fn the_peer_sees_flow_control_and_srq_over_infiniband() {
             assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
             destroy_all([client, server]);
         }
-        call!(endpoint::destroy(listener));
-        call!(channel::destroy(channel));
-        call!(channel::destroy(server_channel));
     });
 }
 
@@ -386,8 +410,8 @@ fn the_peer_sees_flow_control_and_srq_over_infiniband() {
 fn the_accepting_side_has_the_traffic_class_of_the_request() {
     const ASKED: u8 = 0x68;
     configure();
-    let (channel, server_channel) = (channel::create(), channel::create());
-    let (listener, to) = listening(server_channel, ROCE);
+    let scene = Scene::at(ROCE);
+    let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
     let client = new_id(channel, port_space::TCP);
     assert_eq!(set(client, ID, TOS, ASKED), 0);
     assert_eq!(resolve(client, &to.to_string()), 0);
@@ -403,17 +427,15 @@ fn the_accepting_side_has_the_traffic_class_of_the_request() {
     assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
     let classes = [client, server].map(|of| queried(of).ah_attr.grh.traffic_class);
     assert_eq!(classes, [ASKED, ASKED]);
-    destroy_all([listener, client, server]);
-    call!(channel::destroy(channel));
-    call!(channel::destroy(server_channel));
+    destroy_all([client, server]);
 }
 
 #[test]
 fn a_request_is_withdrawn_over_infiniband_only() {
     const TIMEOUT: c_int = 4;
     on_each(|ip| {
-        let (channel, server_channel) = (channel::create(), channel::create());
-        let (listener, to) = listening(server_channel, ip);
+        let scene = Scene::at(ip);
+        let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
         let client = asking(channel, to);
         let server = request(server_channel);
         create_qp(server);
@@ -440,9 +462,6 @@ fn a_request_is_withdrawn_over_infiniband_only() {
             is_empty(server_channel);
             destroy_all([client, server, other]);
         }
-        call!(endpoint::destroy(listener));
-        call!(channel::destroy(channel));
-        call!(channel::destroy(server_channel));
     });
 }
 
@@ -451,8 +470,8 @@ fn the_asking_side_may_reject_the_answer() {
     const CONSUMER: c_int = 28;
     const SAID: &[u8] = b"too slow";
     configure();
-    let (channel, server_channel) = (channel::create(), channel::create());
-    let (listener, to) = listening(server_channel, ROCE);
+    let scene = Scene::at(ROCE);
+    let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
     let client = resolved(channel, to);
     // The identifier does not have the queue pair, so that the program gets the answer before it completes the connection.
     let own = call!((*client).qp);
@@ -474,9 +493,7 @@ fn the_asking_side_may_reject_the_answer() {
     assert_eq!(call!(channel::ack_event(fetched)), 0);
     is_empty(channel);
     call!((*client).qp = own);
-    destroy_all([listener, client, server]);
-    call!(channel::destroy(channel));
-    call!(channel::destroy(server_channel));
+    destroy_all([client, server]);
 }
 
 /// The connection manager of a foreign device, which hands its messages to the test and sends only those of the test.
@@ -576,8 +593,8 @@ fn a_disconnect_that_the_peer_does_not_confirm_has_timed_out() {
 #[test]
 fn disconnecting_succeeds_where_nothing_is_connected() {
     on_each(|ip| {
-        let (channel, server_channel) = (channel::create(), channel::create());
-        let (listener, to) = listening(server_channel, ip);
+        let scene = Scene::at(ip);
+        let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
         let client = asking(channel, to);
         let server = request(server_channel);
         assert_eq!(call!(connect::disconnect(server)), 0);
@@ -593,9 +610,7 @@ fn disconnecting_succeeds_where_nothing_is_connected() {
         refused(call!(connect::disconnect(idle)), libc::EINVAL);
         is_empty(channel);
         is_empty(server_channel);
-        destroy_all([listener, client, server, idle]);
-        call!(channel::destroy(channel));
-        call!(channel::destroy(server_channel));
+        destroy_all([client, server, idle]);
     });
 }
 
@@ -852,8 +867,8 @@ fn an_established_connection_is_notified_as_connected() {
     const COMMUNICATION_ESTABLISHED: c_int = 4;
     const PATH_MIGRATED: c_int = 6;
     on_each(|ip| {
-        let (channel, server_channel) = (channel::create(), channel::create());
-        let (listener, to) = listening(server_channel, ip);
+        let scene = Scene::at(ip);
+        let (channel, server_channel, to) = (scene.channel, scene.server_channel, scene.to);
         let client = asking(channel, to);
         let asked = fetch(server_channel);
         assert!(private_data(asked).iter().all(|byte| *byte == 0));
@@ -871,9 +886,7 @@ fn an_established_connection_is_notified_as_connected() {
             }
             _ => assert_eq!(notify(COMMUNICATION_ESTABLISHED), 0),
         }
-        destroy_all([listener, client, server]);
-        call!(channel::destroy(channel));
-        call!(channel::destroy(server_channel));
+        destroy_all([client, server]);
     });
 }
 

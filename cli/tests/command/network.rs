@@ -98,6 +98,15 @@ impl Server {
         }
     }
 
+    /// Sends a file by eight clients, one after the other. The server refuses each, which must report this reason.
+    #[track_caller]
+    pub(super) fn refuses_each(&self, file: &Path, device: &str, reason: &str) {
+        for _ in 0..8 {
+            let told = complaint(&["put", path(file), &self.address, "--device", device]);
+            assert!(told.contains(reason), "{told}");
+        }
+    }
+
     pub(super) fn stored(&self) -> Vec<String> {
         names(&self.folder.path("stored"))
     }

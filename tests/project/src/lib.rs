@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`packages()`], [`built_with()`], [`files()`] | the packages of a workspace with their dependencies, those of a build, the files of a folder |
+//! | [`packages()`], [`builds()`], [`files()`] | the packages of a workspace with their dependencies, those of a build, the files of a folder |
 //! | [`source`] | the paths, the public names, the tests and the documentation of Rust source |
 //! | [`circles`] | modules of a library that depend on each other |
 //! | [`order`] | the order of the folders, and the dependencies that go against it |
@@ -47,29 +47,41 @@ pub fn packages(root: &Path) -> Vec<Value> {
 }
 
 /// The packages that cargo builds for a program which depends on `package` with these features and without the default ones,
-/// each with the features that cargo turns on. Cargo resolves them as for a build, and builds nothing.
+/// each with the features that cargo turns on.
 ///
 /// # Panics
 /// Cargo fails.
 pub fn built_with(root: &Path, package: &str, features: &str) -> Built {
-    let mut arguments = vec![
-        "tree",
-        "--edges",
-        "normal",
-        "--prefix",
-        "none",
-        "--no-dedupe",
-    ];
-    arguments.extend(["--format", "{p};{f}", "--package", package]);
-    arguments.extend(["--no-default-features", "--features", features]);
+    let of_program = ["--no-default-features", "--features", features];
     let mut built = Built::new();
-    for line in cargo(root, &arguments).lines() {
-        let (package, features) = line.rsplit_once(';').unwrap();
+    for (package, features) in builds(root, package, &["normal"], &of_program) {
         let name = package.split(' ').next().unwrap();
         let own = built.entry(name.to_owned()).or_default();
         own.extend(features.split(',').map(str::to_owned));
     }
     built
+}
+
+/// What cargo builds for a package along dependencies of these kinds: packages with their versions, each with a set of features,
+/// which commas separate. Cargo resolves them as for a build, and builds nothing.
+///
+/// # Panics
+/// Cargo fails.
+pub fn builds(
+    root: &Path,
+    package: &str,
+    kinds: &[&str],
+    options: &[&str],
+) -> BTreeSet<(String, String)> {
+    let kinds = kinds.join(",");
+    let mut arguments = vec!["tree", "--package", package, "--edges", &kinds];
+    arguments.extend(["--prefix", "none", "--no-dedupe", "--format", "{p};{f}"]);
+    arguments.extend(options);
+    let told = cargo(root, &arguments);
+    let builds = told.lines().map(|line| line.rsplit_once(';').unwrap());
+    builds
+        .map(|(package, features)| (package.to_owned(), features.to_owned()))
+        .collect()
 }
 
 /// The packages of a build by their names, each with its features.
