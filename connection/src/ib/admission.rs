@@ -4,8 +4,8 @@
 //! with the communication ID of this side arrives, which shows that its sender has received a message at this address. Each
 //! source address has a quota. If there is no room, the oldest unproven connection is given up; if a source has used up its
 //! quota, the oldest of that source. So forged requests in the name of a peer cannot keep that peer out. Connections that
-//! the program requests do not count. While requests from an address are unproven, the program's own requests to that address
-//! take their messages from the allowance of these, because a forged request may be the reason why the program sends its own.
+//! the program requests do not count. While all requests from an address are unproven, the program's own requests to that
+//! address take their messages from the allowance of these, because a forged request may be the reason why the program sends its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -215,27 +215,32 @@ impl Manager {
         }
     }
 
-    /// Limits the messages of a request of the program if requests from its peer's address are unproven: it has no allowance
-    /// of its own.
+    /// Limits the messages of a request of the program if all requests from its peer's address are unproven: it has no
+    /// allowance of its own. An address that has requested a connection and completed it is proven, whatever else is
+    /// requested in its name.
     pub(super) fn limit(&mut self, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         let address = connection.path.address;
-        if self.admission.count(Share::Unproven(address)) > 0 {
+        let unproven = self.admission.count(Share::Unproven(address));
+        if unproven > 0 && unproven == self.admission.count(Share::Source(address)) {
             connection.allowance = Some(0);
             self.admission.add(Share::Limited(address));
         }
     }
 
     /// Takes one message from the allowance of a connection; returns `false` if none is left. A request of the program takes
-    /// it from an unproven request of the same address, which keeps one for its own answer.
+    /// it from an unproven request of the same address, which keeps one until its own answer was sent.
     pub(super) fn take_allowance(&mut self, id: u32) -> bool {
         let Some(connection) = self.connections.get(&id) else {
             return false;
         };
         let address = connection.path.address;
-        let has_more = |of: &Connection| of.arrival.is_some() && of.allowance > Some(1);
+        let has_more = |of: &Connection| {
+            let kept = u32::from(of.state.is_unanswered());
+            of.arrival.is_some() && of.allowance > Some(kept)
+        };
         let lender = match connection.allowance {
             None => return true,
             Some(0) if connection.arrival.is_none() => {

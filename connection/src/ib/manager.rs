@@ -229,7 +229,8 @@ impl Manager {
             connection.retries_left -= 1;
         }
         let (message, response) = (connection.repeated.clone(), connection.response);
-        // The last message that an unproven address may be sent says that the connection is given up.
+        // An unproven address is not sent its last message for a repetition: that one says that the connection is given up,
+        // or is lent to a request of the program.
         let may_repeat = connection.arrival.is_none() || connection.allowance != Some(1);
         if let Some(message) = message.filter(|_| may_repeat) {
             self.counts.retries += 1;
@@ -246,7 +247,7 @@ impl Manager {
         let event = match connection.state {
             State::ReqSent | State::MraReqRcvd => Event::RequestTimedOut { id: comm_id },
             State::RepSent | State::MraRepRcvd => Event::ReplyTimedOut { id: comm_id },
-            State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd => {
+            state if state.is_unanswered() => {
                 self.forget(id);
                 return self.tell(Event::Withdrawn { id: comm_id });
             }

@@ -76,6 +76,11 @@ impl State {
         )
     }
 
+    /// Whether a request of the peer waits in this state for the program's answer.
+    pub(super) const fn is_unanswered(self) -> bool {
+        matches!(self, Self::ReqRcvd | Self::MraReqSent | Self::SidrReqRcvd)
+    }
+
     pub(super) const fn knows_peer(self) -> bool {
         matches!(
             self,

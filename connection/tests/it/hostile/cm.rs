@@ -542,6 +542,46 @@ fn requests_beyond_the_allowance_are_sent_after_an_answer() {
     assert_eq!(named.collect::<BTreeSet<_>>().len(), 10);
 }
 
+// covers 7.13 7.47
+#[test]
+fn an_accepted_request_leaves_a_message_for_one_of_the_program() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    let request = Req {
+        local_response_timeout: 18,
+        primary_ack_timeout: 14,
+        ..req(5)
+    };
+    lab.hear(peer(2), request);
+    accept(&lab, heard.asked.lock().pop().unwrap());
+    let mut sent = lab.sent();
+    for _ in 0..90 {
+        lab.pass(Duration::from_millis(100));
+        sent.extend(lab.sent());
+    }
+    let sent = sent.into_iter().map(|(_, message)| message);
+    let sent: Vec<_> = sent.collect();
+    assert!(
+        matches!(sent[..], [Message::Rep(_), Message::Rep(_)]),
+        "{sent:?}"
+    );
+    lab.connect(peer(2));
+}
+
+// covers 7.13 7.47
+#[test]
+fn an_address_with_a_connection_is_sent_all_requests() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    lab.connected(&heard, peer(2), 5);
+    lab.hear(peer(2), req(6));
+    accept(&lab, heard.asked.lock().pop().unwrap());
+    lab.sent();
+    for _ in 0..10 {
+        lab.connect(peer(2));
+    }
+}
+
 /// Accepts a request.
 fn accept(lab: &Lab, token: Token) -> Arc<Recorder> {
     let recorder = Arc::new(Recorder::default());
