@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::{mem, ptr};
 
+use polyverbs::{Access, MrOptions};
 use polyverbs_libibverbs::abi::{
     self, IbvContext, IbvCq, IbvMr, IbvParentDomainInitAttr, IbvPd, IbvQp, IbvQpAttr, IbvQpEx,
     IbvQpInitAttr, IbvQpInitAttrEx, IbvRecvWr, IbvSendWr, IbvSge, IbvTd, IbvWc, access, qp_type,
@@ -102,6 +103,22 @@ fn unmapped_memory_is_refused_as_by_a_kernel() {
     assert_eq!(moved(third, PAGE), 0);
 
     assert_eq!(call!(mr::dereg(region)), 0);
+    assert_eq!(call!(pd::dealloc(pd)), 0);
+    assert_eq!(call!(open::close_device(context)), 0);
+}
+
+// covers 5.21
+#[test]
+fn an_address_is_checked_if_a_c_program_names_it() {
+    let context = open();
+    let pd = call!(pd::alloc(context));
+    let hole = pages_with_a_hole().wrapping_add(PAGE);
+    assert!(register(pd, hole, PAGE, LOCAL_WRITE).is_null());
+    assert_eq!(last(), Some(libc::EFAULT));
+    // A Rust caller has promised that the memory is there. No request names the region, so that nothing accesses it.
+    let options = MrOptions::new(Access::LOCAL_WRITE);
+    let region = call!(pd::own(pd).unwrap().register_borrowed(hole, PAGE, options));
+    region.wait().unwrap().deregister().wait().unwrap();
     assert_eq!(call!(pd::dealloc(pd)), 0);
     assert_eq!(call!(open::close_device(context)), 0);
 }
