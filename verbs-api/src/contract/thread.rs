@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-use crate::fork::PerProcess;
+use crate::fork::{ForkLock, PerProcess};
 use crate::lock::{Condvar, Mutex};
 
 const FAULTS: [Signal; 4] = [
@@ -31,13 +31,20 @@ pub fn start_thread<T: Send + 'static>(
     FAULTS.into_iter().for_each(|signal| blocked.remove(signal));
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let running = Running::new();
+    let starting = STARTING.lock();
     let started = Builder::new().name(name.to_owned()).spawn(move || {
         let _running = running;
         body()
     });
+    drop(starting);
     before.thread_set_mask()?;
     started
 }
+
+/// Held while a thread is created, so that no other thread forks meanwhile. The GNU C library reuses the stack of a thread that
+/// has ended: it frees the old thread-local values, then forgets them. A child that was forked between the two steps would free
+/// them again when it creates a thread, and abort.
+static STARTING: ForkLock<()> = ForkLock::new(());
 
 /// Counts the threads that [`start_thread`] has started and that have not ended.
 #[derive(Default)]
@@ -45,8 +52,6 @@ struct Threads {
     running: Mutex<usize>,
     ended: Condvar,
 }
-
-impl Threads {}
 
 /// Each process has its own count, because a forked child has none of its parent's threads.
 static THREADS: PerProcess<Threads> = PerProcess::new(Threads::default);
