@@ -465,8 +465,9 @@ mod tests {
     fn a_refused_datagram_does_not_hold_up_the_others() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         let mut batch = TxBatch::new(1 << 20, true).unwrap();
+        // The system refuses a broadcast by a socket that has not asked for them, also where no network is reachable.
         let nowhere = Route {
-            to: "0.0.0.1:9".parse().unwrap(),
+            to: "127.255.255.255:9".parse().unwrap(),
             ..route(&to, 0)
         };
         append(&mut batch, route(&to, 0), 7, 100);
@@ -483,7 +484,7 @@ mod tests {
             datagrams,
         };
         let expected = [
-            refused(nowhere.to, libc::EINVAL, 2),
+            refused(nowhere.to, libc::EACCES, 2),
             refused(to.local(), libc::EMSGSIZE, 1),
         ];
         assert_eq!(outcome.refused, expected);
