@@ -1,5 +1,8 @@
 //! How a requester handles answers, and missing answers.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::support::*;
@@ -361,20 +364,10 @@ fn a_lossy_path_has_retransmissions_before_the_timeout() {
     assert_eq!(rig.requests().len() - before, (1 + 5) + (1 + 6));
 }
 
-/// The virtual time that 3 MB take in messages of 4 KiB, as RDS sends them, over a link that loses this share of the frames in
-/// each direction.
-fn time_with(loss: Rate) -> Duration {
+/// Sends 3 MB in messages of 4 KiB, as RDS sends them, and calls `delivered` each time the frames that were under way have
+/// arrived.
+fn send_3_mb(rig: &Rig, mut delivered: impl FnMut()) {
     const MESSAGES: u64 = 768;
-    let rig = Rig::new(Setup {
-        mtu: Some(Mtu::Mtu4096),
-        timeout: 14,
-        ..Setup::default()
-    });
-    let mut chance = Chance::new(1, 0);
-    rig.wire.rule(move |_| match chance.strikes(loss) {
-        true => Fate::Drop,
-        false => Fate::Hold,
-    });
     let (mut posted, mut done) = (0, 0);
     while done < MESSAGES {
         let next = MESSAGES.min(done + 32);
@@ -385,11 +378,27 @@ fn time_with(loss: Rate) -> Duration {
         posted = next;
         rig.run_for(DELAY);
         rig.release();
+        delivered();
         let completed = rig.a.done();
         let next = done + completed.len() as u64;
         assert_eq!(completed, ok(done..next));
         done = next;
     }
+}
+
+/// The virtual time that [`send_3_mb`] takes over a link that loses this share of the frames in each direction.
+fn time_with(loss: Rate) -> Duration {
+    let rig = Rig::new(Setup {
+        mtu: Some(Mtu::Mtu4096),
+        timeout: 14,
+        ..Setup::default()
+    });
+    let mut chance = Chance::new(1, 0);
+    rig.wire.rule(move |_| match chance.strikes(loss) {
+        true => Fate::Drop,
+        false => Fate::Hold,
+    });
+    send_3_mb(&rig, || ());
     rig.now()
 }
 
@@ -403,6 +412,32 @@ fn a_loss_of_a_fifth_of_the_frames_costs_few_timeouts() {
     assert!(time_with(Rate::NEVER) < ack_timeout(14).unwrap());
     let time = time_with(Rate::percent(20));
     assert!(time < ack_timeout(14).unwrap() * 10, "{time:?}");
+}
+
+// concerns 3.60
+#[test]
+fn a_receiver_with_a_small_buffer_is_not_overrun() {
+    for mtu in [Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096] {
+        let rig = Rig::new(Setup {
+            mtu: Some(mtu),
+            timeout: 14,
+            ..Setup::default()
+        });
+        // A socket has room for 16 KiB and drops further frames until the receiver reads.
+        let room = (16 << 10) / mtu.octets();
+        let unread = Arc::new(AtomicU32::new(0));
+        let buffer = Arc::clone(&unread);
+        rig.wire.rule(move |frame| {
+            let is_lost = frame.header.body.is_request() && buffer.fetch_add(1, Relaxed) >= room;
+            match is_lost {
+                true => Fate::Drop,
+                false => Fate::Hold,
+            }
+        });
+        send_3_mb(&rig, || unread.store(0, Relaxed));
+        let (sent, packets) = (rig.requests().len(), (3 << 20) / mtu.octets() as usize);
+        assert!(sent < packets * 2, "{sent} for {packets} packets");
+    }
 }
 
 // covers 3.61
