@@ -9,7 +9,7 @@ pub const PERF_CLASS: u8 = 0x04;
 /// The class version of such MADs in the MAD header.
 pub const CLASS_VERSION: u8 = 1;
 
-/// Bits of the capability mask in the class's [`ClassPortInfo`](super::ClassPortInfo).
+/// Bits of the capability mask in the class's [`ClassPortInfo`](crate::mad::ClassPortInfo).
 pub mod capability {
     /// [`PortCountersExtended`](super::PortCountersExtended) has all its counters.
     pub const EXTENDED_WIDTH: u16 = 1 << 9;

@@ -210,7 +210,7 @@ impl fmt::Display for PhysicalState {
     }
 }
 
-/// Bits of [`PortInfo::capability_mask`].
+/// Bits of [`PortInfo::capability_mask`](crate::mad::smp::PortInfo::capability_mask).
 pub mod capability {
     /// A subnet manager runs on this port.
     pub const IS_SM: u32 = 1 << 1;
