@@ -108,6 +108,7 @@ mod tests {
 
     use super::*;
     use crate::layout::Header;
+    use crate::mad::ClassPortInfo;
 
     // The layouts are those of opensm's `ib_types.h`.
     #[test]
@@ -152,6 +153,41 @@ mod tests {
         let octets = counters.to_view().0;
         assert_eq!(octets[..16], hex!("00 01 00ff 00000000 0000000000000002"));
         assert_eq!(octets[64..], hex!("0000000000000003"));
+    }
+
+    #[test]
+    fn the_class_port_info_has_its_fields_at_their_places() {
+        let info = ClassPortInfo {
+            base_version: 1,
+            class_version: CLASS_VERSION,
+            capability_mask: capability::EXTENDED_WIDTH | capability::XMIT_WAIT,
+            capability_mask2: 1,
+            resp_time_value: 18,
+            redirect_gid: Octets([0xaa; 16]),
+            redirect_traffic_class: 2,
+            redirect_sl: 3,
+            redirect_flow_label: 4,
+            redirect_lid: 5,
+            redirect_p_key: 6,
+            redirect_qp: 7,
+            redirect_q_key: 8,
+            trap_gid: Octets([0xbb; 16]),
+            trap_traffic_class: 9,
+            trap_sl: 10,
+            trap_flow_label: 11,
+            trap_lid: 12,
+            trap_p_key: 13,
+            trap_hop_limit: 14,
+            trap_qp: 15,
+            trap_q_key: 16,
+            ..ClassPortInfo::default()
+        };
+        let octets = hex!(
+            "01 01 1200 00000032"
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 02300004 0005 0006 00000007 00000008"
+            "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb 09a0000b 000c 000d 0e00000f 00000010"
+        );
+        assert_eq!(info.to_view().0, octets);
     }
 
     #[test]
