@@ -91,6 +91,20 @@ impl<const N: usize> Octets<N> {
         all.get_mut(..octets.len())?.copy_from_slice(octets);
         Some(Self(all))
     }
+
+    /// Encodes a header, followed by zeros. A header that is longer than `N` bytes does not compile.
+    pub fn holding<H: Header>(header: &H) -> Self {
+        const { assert!(H::LEN <= N) };
+        let mut all = [0; N];
+        header.put(&mut all);
+        Self(all)
+    }
+
+    /// Decodes the header at the beginning. A header that is longer than `N` bytes does not compile.
+    pub fn header<H: Header>(&self) -> H {
+        const { assert!(H::LEN <= N) };
+        H::split(&self.0).map_or_else(H::default, |(header, _)| header)
+    }
 }
 
 impl<const N: usize> Default for Octets<N> {
@@ -178,6 +192,23 @@ impl Field for bool {
     #[inline(always)]
     fn put(self, octets: &mut [u8], start: usize, width: usize) {
         put_bits(octets, start, width, u64::from(self));
+    }
+}
+
+/// A table: `N` fields of one type and width, which is the width of the table divided by `N`.
+impl<T: Field, const N: usize> Field for [T; N] {
+    const WIDTHS: (usize, usize) = (N * T::WIDTHS.0, N * T::WIDTHS.1);
+
+    #[inline(always)]
+    fn take(octets: &[u8], start: usize, width: usize) -> Self {
+        core::array::from_fn(|at| T::take(octets, start + at * (width / N), width / N))
+    }
+
+    #[inline(always)]
+    fn put(self, octets: &mut [u8], start: usize, width: usize) {
+        for (at, entry) in self.into_iter().enumerate() {
+            entry.put(octets, start + at * (width / N), width / N);
+        }
     }
 }
 
@@ -466,6 +497,31 @@ mod tests {
             ..Sample::default()
         };
         assert_eq!(sample.to_view().0[..3], [0x1f, 0xff, 0]);
+    }
+
+    header! {
+        /// A table whose entries are narrower than a byte, and one whose entries are wider.
+        Tables, TablesView: 8 octets {
+            narrow: [u8; 8] = 32, "4 bits each.";
+            wide: [u16; 2] = 32, "16 bits each.";
+        }
+    }
+
+    #[test]
+    fn entries_of_a_table_follow_one_another() {
+        let octets = [0x12, 0x34, 0x56, 0x78, 0xab, 0xcd, 0xef, 0x01];
+        let (tables, _) = Tables::split(&octets).unwrap();
+        assert_eq!(tables.narrow, [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(tables.wide, [0xabcd, 0xef01]);
+        assert_eq!(tables.to_view().0, octets);
+    }
+
+    #[test]
+    fn a_byte_string_holds_a_header_and_zeros() {
+        let (sample, _) = Sample::split(&OCTETS).unwrap();
+        let held = Octets::<18>::holding(&sample);
+        assert_eq!(held.0, [&OCTETS[..], &[0, 0]].concat()[..]);
+        assert_eq!(held.header::<Sample>(), sample);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`roce`] | packets of the InfiniBand transport, and their invariant CRC |
-//! | [`mad`] | management datagrams; the messages of the connection manager |
+//! | [`mad`] | management datagrams: of subnets, of counters, and the messages of the connection manager |
 //! | [`iwarp`] | MPA, DDP and RDMAP: the layers that iWARP puts on a TCP stream |
 //! | [`rds`] | what RDS, a protocol over verbs, puts into SENDs and into the private data of connections |
 //! | [`net`] | the headers below RoCEv2 and iWARP: Ethernet, IP, UDP, TCP |

@@ -13,6 +13,8 @@ mod ib_peer;
 mod inbox_peer;
 mod intruder;
 mod iwarp_peer;
+mod mad;
+mod management;
 mod mpa_peer;
 mod program;
 mod rds;
@@ -27,7 +29,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
 use polyverbs_wire::iwarp::{Direction, Framing, fpdu, rdmap, start, terminate};
 use polyverbs_wire::layout::Header;
-use polyverbs_wire::mad::{self, MadHeader, cm};
 use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope};
 
@@ -36,6 +37,8 @@ pub use cm_peer::run as cm_peer;
 pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
+pub use mad::run as mad;
+pub use management::run as management;
 pub use mpa_peer::run as mpa_peer;
 pub use rds::run as rds;
 pub use rendezvous_peer::run as rendezvous_peer;
@@ -47,7 +50,7 @@ pub use stream_peer::run as stream_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("c_calls", c_calls::run),
     ("capture", capture),
     ("cm_peer", cm_peer::run),
@@ -56,7 +59,8 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("inbox_peer", inbox_peer::run),
     ("iwarp_peer", iwarp_peer::run),
     ("json", json),
-    ("mad", mad),
+    ("mad", mad::run),
+    ("management", management::run),
     ("mpa_peer", mpa_peer::run),
     ("mpa_start", mpa_start),
     ("rdmap", rdmap),
@@ -88,18 +92,6 @@ pub fn roce(octets: &[u8]) {
     let len = headers.expect("headers of the opcode");
     let again = [&room[..len], packet.payload, packet.pad, &packet.icrc];
     assert_eq!(again.concat(), octets);
-}
-
-/// Decodes a management datagram.
-pub fn mad(octets: &[u8]) {
-    let Ok(datagram) = mad::decode(octets) else {
-        return;
-    };
-    let data = match cm::decode(&datagram) {
-        Ok(message) => message.to_data(),
-        Err(_) => *datagram.data,
-    };
-    assert_eq!(mad::encode(&MadHeader::of(datagram.header), &data), octets);
 }
 
 /// Decodes a request or reply that begins an MPA connection.

@@ -6,7 +6,7 @@
 //! In the names of fields, *local* is the end that sends the message.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
-use crate::mad::{CM_CLASS, DATA_LEN, Mad, MadHeader, Reject, SEND_METHOD};
+use crate::mad::{CM_CLASS, DATA_LEN, Mad, MadHeader, Reject, method};
 
 /// The class version of CM messages in the MAD header.
 pub const CLASS_VERSION: u8 = 2;
@@ -323,7 +323,7 @@ pub fn decode(mad: &Mad<'_>) -> Result<Message, Reject> {
     if header.management_class() != CM_CLASS || header.class_version() != CLASS_VERSION {
         return Err(Reject::Class);
     }
-    if header.method() != SEND_METHOD {
+    if header.method() != method::SEND {
         return Err(Reject::Method);
     }
     Message::of(header.attribute_id(), mad.data).ok_or(Reject::Attribute)
@@ -335,7 +335,7 @@ pub fn header_of(message: &Message, transaction_id: u64) -> MadHeader {
         base_version: 1,
         management_class: CM_CLASS,
         class_version: CLASS_VERSION,
-        method: SEND_METHOD,
+        method: method::SEND,
         transaction_id,
         attribute_id: message.attribute_id(),
         ..MadHeader::default()

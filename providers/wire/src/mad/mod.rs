@@ -1,12 +1,24 @@
-//! Management datagrams, MADs (IBTA 13.4): 256 bytes each, the payload of a UD SEND Only packet to QP 1.
+//! Management datagrams, MADs (IBTA 13.4): 256 bytes each, the payload of a UD SEND Only packet to QP 0 or 1.
 //!
-//! [`decode`] separates header and data of a MAD. [`cm`] has the CM messages, and [`rdma_cm`] the header that the RDMA
-//! connection manager puts in front of the private data of programs.
+//! [`decode`] separates header and data of a MAD.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`smp`] | subnet management, the only MADs that go to QP 0: the attributes of nodes, ports and switches |
+//! | [`notice`] | notices, the events that traps and reports carry |
+//! | [`sa`], [`rmpp`] | requests to the administrator of a subnet, and the header of messages that are longer than a MAD |
+//! | [`perf`] | the counters of ports |
+//! | [`cm`], [`rdma_cm`] | the CM messages, and the header that the RDMA connection manager puts in front of private data |
 
 pub mod cm;
+pub mod notice;
+pub mod perf;
 pub mod rdma_cm;
+pub mod rmpp;
+pub mod sa;
+pub mod smp;
 
-use crate::layout::{Header as _, header, view};
+use crate::layout::{Header, Octets, Reserved, header, view};
 
 /// Length of every MAD, in bytes.
 pub const MAD_LEN: usize = 256;
@@ -23,8 +35,90 @@ pub const GSI_Q_KEY: u32 = 0x8001_0000;
 /// The management class of CM messages.
 pub const CM_CLASS: u8 = 0x07;
 
-/// The method of a MAD that expects no answer by the MAD protocol; all CM messages have it.
-pub const SEND_METHOD: u8 = 0x03;
+/// The methods of MADs (IBTA 13.4.5).
+pub mod method {
+    /// The bit that marks a response; the other bits are those of the request, but a response to [`SET`] has those of [`GET`].
+    pub const RESPONSE: u8 = 0x80;
+    /// Reads an attribute.
+    pub const GET: u8 = 0x01;
+    /// Writes an attribute. The response has the attribute as it is afterwards.
+    pub const SET: u8 = 0x02;
+    /// Expects no answer by the MAD protocol; all CM messages have it.
+    pub const SEND: u8 = 0x03;
+    /// Carries a notice of an event.
+    pub const TRAP: u8 = 0x05;
+    /// Forwards a notice to a subscriber.
+    pub const REPORT: u8 = 0x06;
+    /// Acknowledges a trap, whose transaction ID it has, and so ends its repetition.
+    pub const TRAP_REPRESS: u8 = 0x07;
+    /// Reads all records that match.
+    pub const GET_TABLE: u8 = 0x12;
+    /// Deletes a record.
+    pub const DELETE: u8 = 0x15;
+}
+
+/// The status codes of responses (IBTA 13.4.7), the low eight bits of the status.
+pub mod status {
+    /// The request succeeded.
+    pub const OK: u16 = 0;
+    /// The agent does not support the base version or the class version.
+    pub const VERSION: u16 = 0x0004;
+    /// The class does not support the method.
+    pub const METHOD: u16 = 0x0008;
+    /// The agent does not support the method for the attribute.
+    pub const METHOD_AND_ATTRIBUTE: u16 = 0x000c;
+    /// A field of the attribute or the attribute modifier has an invalid value.
+    pub const INVALID_FIELD: u16 = 0x001c;
+}
+
+/// An attribute of a management class.
+pub trait Attribute: Header {
+    /// The ID by which the MAD header names the attribute.
+    const ID: u16;
+}
+
+/// Gives attributes their IDs.
+macro_rules! attributes {
+    ($($attribute:ident = $id:literal;)*) => {$(
+        impl crate::mad::Attribute for $attribute {
+            const ID: u16 = $id;
+        }
+    )*};
+}
+use attributes;
+
+attributes! {
+    ClassPortInfo = 0x0001;
+}
+
+header! {
+    /// What an agent of a management class supports, and where it and the recipient of its traps are (IBTA 13.4.8.1).
+    ClassPortInfo, ClassPortInfoView: 72 octets {
+        base_version: u8 = 8, "Version of the MAD format: 1.";
+        class_version: u8 = 8, "Version of the management class.";
+        capability_mask: u16 = 16, "The abilities of the agent, whose upper eight bits the class defines.";
+        capability_mask2: u32 = 27, "More abilities, all defined by the class.";
+        resp_time_value: u8 = 5, "How soon the agent answers: n for 4.096 µs × 2^n.";
+        redirect_gid: Octets<16> = 128, "Where requests are to be sent instead: the GID, or zero.";
+        redirect_traffic_class: u8 = 8, "Redirection: traffic class.";
+        redirect_sl: u8 = 4, "Redirection: service level.";
+        redirect_flow_label: u32 = 20, "Redirection: flow label.";
+        redirect_lid: u16 = 16, "Redirection: the LID, or zero.";
+        redirect_p_key: u16 = 16, "Redirection: P_Key.";
+        reserved8: Reserved = 8, "Zero.";
+        redirect_qp: u32 = 24, "Redirection: the number of the queue pair.";
+        redirect_q_key: u32 = 32, "Redirection: Q_Key.";
+        trap_gid: Octets<16> = 128, "Where traps are sent: the GID, or zero.";
+        trap_traffic_class: u8 = 8, "Traps: traffic class.";
+        trap_sl: u8 = 4, "Traps: service level.";
+        trap_flow_label: u32 = 20, "Traps: flow label.";
+        trap_lid: u16 = 16, "Traps: the LID.";
+        trap_p_key: u16 = 16, "Traps: P_Key.";
+        trap_hop_limit: u8 = 8, "Traps: hop limit.";
+        trap_qp: u32 = 24, "Traps: the number of the queue pair.";
+        trap_q_key: u32 = 32, "Traps: Q_Key.";
+    }
+}
 
 header! {
     /// The header of every MAD (IBTA 13.4.3).
@@ -32,7 +126,7 @@ header! {
         base_version: u8 = 8, "Version of the MAD format: 1.";
         management_class: u8 = 8, "The management class, which says what kind of MAD this is: [`CM_CLASS`], for instance.";
         class_version: u8 = 8, "Version of the management class: 2 for [`CM_CLASS`].";
-        method: u8 = 8, "The method: [`SEND_METHOD`], for instance. Its highest bit marks a response.";
+        method: u8 = 8, "The method: [`method::SEND`], for instance. Its highest bit marks a response.";
         status: u16 = 16, "The status of the request, in a response; not used otherwise.";
         class_specific: u16 = 16, "Defined by the management class.";
         transaction_id: u64 = 64, "The number of the transaction: a response repeats that of its request.";

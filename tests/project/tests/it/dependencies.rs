@@ -12,6 +12,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &[]),
+    // The agents of nodes know formats, and neither the engine nor a transport.
+    ("polyverbs-management", &["polyverbs-wire"]),
     // Links with a wire are generic over the codec that a driver gives them.
     ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
     // Drivers do not know each other.
@@ -138,7 +140,7 @@ const DRIVER: &[&str] = &[
 const EXTENSION: &[&str] = &["verbs-api", "polyverbs-engine"];
 
 /// Crates that make no OS calls, and the crates that they may therefore not depend on.
-const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-wire"];
+const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-management", "polyverbs-wire"];
 const OS_DEPENDENCIES: &[&str] = &["libc", "mio", "nix", "rustix", "socket2", "tokio"];
 
 #[test]

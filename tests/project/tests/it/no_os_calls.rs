@@ -1,4 +1,4 @@
-//! The engine and the wire formats make no OS calls: no clock, no socket, no file, no thread.
+//! The engine, the agents of nodes and the wire formats make no OS calls: no clock, no socket, no file, no thread.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,11 @@ use project::source::sources;
 use project::workspace_root;
 
 /// The sources that are checked.
-const SOURCES: &[&str] = &["providers/engine/src", "providers/wire/src"];
+const SOURCES: &[&str] = &[
+    "providers/engine/src",
+    "providers/management/src",
+    "providers/wire/src",
+];
 
 /// The paths that they must not name outside of tests, nor as a part of a longer path.
 const FORBIDDEN: &[&str] = &[

@@ -6,8 +6,9 @@ use project::workspace_root;
 use toml::Table;
 
 /// The crates that parse the input of peers.
-const PARSERS: [&str; 3] = [
+const PARSERS: [&str; 4] = [
     "polyverbs-wire",
+    "polyverbs-management",
     "polyverbs-connection",
     "polyverbs-librdmacm",
 ];

@@ -180,6 +180,7 @@ fn private_data_has_the_size_that_its_message_prescribes() {
     }
 }
 
+// covers 8.64
 #[test]
 fn a_datagram_that_is_no_cm_message_is_refused() {
     let good = whole(REQ);

@@ -1,0 +1,32 @@
+//! The agents that answer management datagrams (MADs) for a node: that of subnet management (SMA) on queue pair 0, and that of
+//! performance management (PMA) on queue pair 1.
+//!
+//! A [`Node`] has the state of an adapter and its ports. Its caller has the links: it passes in each MAD that has arrived or that a
+//! program sends, with the time, and sends the MAD on to the [`NextHop`] that it gets back. After each call it takes the
+//! [events](Node::poll_event). There is no socket, clock or thread here, so that a device answers in the context in which a
+//! MAD has arrived, and a test decides what time it is.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `agents` | the way of a MAD through a node: its route, and the agent of its class |
+//! | `sma`, `pma` | the agents of subnet and performance management, with one function for each attribute |
+//! | [`route`] | directed routes |
+//! | [`node`] | nodes: their identity and their ports |
+//! | [`port`] | ports: the state of their link, their tables, the check of the M_Key |
+//! | [`counters`] | the counters of a port, which are computed from its totals |
+//!
+//! A module depends only on those below it.
+#![forbid(unsafe_code)]
+
+mod agents;
+pub mod counters;
+pub mod node;
+mod pma;
+pub mod port;
+pub mod route;
+mod sma;
+
+pub use counters::Totals;
+pub use node::{Node, Processed};
+pub use port::{Abilities, Event, Port};
+pub use route::NextHop;

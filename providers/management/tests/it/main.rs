@@ -1,0 +1,8 @@
+//! The agents, asked by a subnet manager that is made of MADs.
+
+mod m_key;
+mod pma;
+mod port_info;
+mod rig;
+mod route;
+mod sma;
