@@ -14,7 +14,7 @@ use crate::output::{
     AlreadyReported, BAD, BOLD, DIM, GOOD, count, format_bytes, parse_bytes, print_json, progress,
     rate, say, seconds, width, wrapped,
 };
-use crate::transfer::{self, Copied, CopyOptions, Digest, WINDOW};
+use crate::transfer::{self, Algorithm, Copied, CopyOptions, Digest, WINDOW};
 
 /// Copy a file over a device, and compare what arrived
 ///
@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
     /// RDMA reads that are outstanding at one time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
+    /// Digest by which the bytes of both sides are compared
+    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
+    digest: Algorithm,
     /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
@@ -82,7 +85,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         piece: arguments.piece,
         depth: arguments.depth,
     };
-    let run = copy(&device, &arguments.file, &arguments.to, options)?;
+    let Arguments {
+        file, to, digest, ..
+    } = arguments;
+    let run = copy(&device, file, to, options, *digest)?;
     if arguments.json {
         print_json(&to_json(&device, arguments, &run))?;
     } else {
@@ -125,6 +131,7 @@ pub(crate) fn copy(
     from: &Path,
     to: &Path,
     options: CopyOptions,
+    algorithm: Algorithm,
 ) -> anyhow::Result<Run> {
     let before = device.counters();
     let total = std::fs::metadata(from).map_or(0, |file| file.len());
@@ -143,7 +150,7 @@ pub(crate) fn copy(
             format_bytes(total)
         )
     });
-    let copied = transfer::copy(device, from, to, options, |bytes| {
+    let copied = transfer::copy(device, from, to, options, algorithm, |bytes| {
         done.store(bytes, Ordering::Relaxed);
         bar.set_position(bytes);
     });
@@ -168,9 +175,8 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
         bytes,
         windows,
         pieces,
-        client_digest,
-        server_digest,
         elapsed,
+        ..
     } = run.copied;
     let speed = bytes as f64 / elapsed.as_secs_f64();
     say!(
@@ -183,7 +189,7 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
         count(pieces, "piece"),
     )?;
     let indent = device.name().len();
-    print_digests(&client_digest, &server_digest)?;
+    print_digests(&run.copied)?;
     let counters = run.counters.iter().filter(|(_, count)| *count > 0);
     let counters: Vec<_> = counters
         .map(|(name, count)| format!("{name} {count}"))
@@ -195,12 +201,14 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
 }
 
 /// Prints both digests, in one line if they are equal.
-pub(crate) fn print_digests(client: &Digest, server: &Digest) -> anyhow::Result<()> {
-    if client == server {
-        say!("sha256 {} {GOOD}equal{GOOD:#}", hexadecimal(server))?;
+pub(crate) fn print_digests(copied: &Copied) -> anyhow::Result<()> {
+    let name = copied.algorithm.name();
+    let [client, server] = [copied.client_digest, copied.server_digest].map(hexadecimal);
+    if copied.is_intact() {
+        say!("{name} {server} {GOOD}equal{GOOD:#}")?;
     } else {
-        say!("client {}", hexadecimal(client))?;
-        say!("server {} {BAD}DIFFERENT{BAD:#}", hexadecimal(server))?;
+        say!("client {name} {client}")?;
+        say!("server {name} {server} {BAD}DIFFERENT{BAD:#}")?;
     }
     Ok(())
 }
@@ -210,9 +218,8 @@ fn to_json(device: &Device, arguments: &Arguments, run: &Run) -> Value {
         bytes,
         windows,
         pieces,
-        client_digest,
-        server_digest,
         elapsed,
+        ..
     } = run.copied;
     let counters: serde_json::Map<_, _> = run
         .counters
@@ -231,18 +238,23 @@ fn to_json(device: &Device, arguments: &Arguments, run: &Run) -> Value {
         "window": WINDOW,
         "windows": windows,
         "pieces": pieces,
-        "digests": {
-            "algorithm": "sha256",
-            "client": hexadecimal(&client_digest),
-            "server": hexadecimal(&server_digest),
-            "equal": run.copied.is_intact(),
-        },
+        "digests": digests_to_json(&run.copied),
         "seconds": elapsed.as_secs_f64(),
         "bytes_per_second": bytes as f64 / elapsed.as_secs_f64(),
         "counters": counters,
     })
 }
 
-pub(crate) fn hexadecimal(digest: &Digest) -> String {
+/// Returns both digests as a JSON object.
+pub(crate) fn digests_to_json(copied: &Copied) -> Value {
+    json!({
+        "algorithm": copied.algorithm.name(),
+        "client": hexadecimal(copied.client_digest),
+        "server": hexadecimal(copied.server_digest),
+        "equal": copied.is_intact(),
+    })
+}
+
+pub(crate) fn hexadecimal(digest: Digest) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::copy::{hexadecimal, print_digests};
+use super::copy::{digests_to_json, print_digests};
 use super::network::{DeviceOptions, Endpoint, parse_seconds};
 use crate::interrupt::{self, Ending};
 use crate::output::{
     AlreadyReported, BOLD, count, format_bytes, print_json, progress, rate, say, seconds,
 };
-use crate::transfer::network;
+use crate::transfer::{Algorithm, network};
 
 /// Send a file to `polyverbs serve`, and compare what arrived
 ///
@@ -40,6 +40,9 @@ pub(crate) struct Arguments {
     /// Seconds for which a server without a free place is asked again
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     timeout: Duration,
+    /// Digest by which the bytes of both sides are compared
+    #[arg(long, value_name = "NAME", value_enum, default_value_t)]
+    digest: Algorithm,
     /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
@@ -65,7 +68,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (sent, total) = (format_bytes(sent), format_bytes(total));
         format!("{sent} of {total} sent, and {stored}")
     });
-    let copied = network::put(&device, &arguments.file, to, arguments.timeout, |bytes| {
+    let Arguments {
+        file,
+        timeout,
+        digest,
+        ..
+    } = arguments;
+    let copied = network::put(&device, file, to, *timeout, *digest, |bytes| {
         sent.store(bytes, Ordering::Relaxed);
         bar.set_position(bytes);
     });
@@ -86,12 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "fault": arguments.device.fault.map(|fault| fault.to_string()),
             "bytes": copied.bytes,
             "windows": copied.windows,
-            "digests": {
-                "algorithm": "sha256",
-                "client": hexadecimal(&copied.client_digest),
-                "server": hexadecimal(&copied.server_digest),
-                "equal": copied.is_intact(),
-            },
+            "digests": digests_to_json(&copied),
             "seconds": copied.elapsed.as_secs_f64(),
             "bytes_per_second": speed,
             "counters": counters,
@@ -109,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rate(speed),
         count(copied.windows, "window"),
     )?;
-    print_digests(&copied.client_digest, &copied.server_digest)?;
+    print_digests(&copied)?;
     anyhow::ensure!(copied.is_intact(), "the digests differ");
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use polyverbs::connection::Connector;
 use serde_json::json;
 
-use super::copy::{hexadecimal, parse_piece};
+use super::copy::{digests_to_json, hexadecimal, parse_piece};
 use super::network::{DeviceOptions, Endpoint, Limits};
 use crate::interrupt::{self, Ending};
 use crate::output::{
@@ -24,8 +24,8 @@ use crate::transfer::{CopyOptions, Error, printable, requirements};
 /// on the disk, and then the client gets an answer; a file that does not arrive completely is not stored. Unfinished files
 /// are in a subfolder, .polyverbs-unfinished, which the next server empties if one was killed.
 ///
-/// While all places are taken, a client that is idle for a second gives way to another. Memory: --piece times --depth for
-/// each.
+/// While all places are taken, a client that is idle for a second gives way to another. Memory for each client: --piece
+/// times three more than --depth, and 128k. The client chooses the digest.
 #[derive(clap::Args)]
 #[command(
     override_usage = "polyverbs serve --device NAME --listen HOST:PORT --dir DIR [OPTIONS]",
@@ -147,12 +147,7 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
             "path": path.to_string_lossy(),
             "bytes": copied.bytes,
             "pieces": copied.pieces,
-            "digests": {
-                "algorithm": "sha256",
-                "client": hexadecimal(&copied.client_digest),
-                "server": hexadecimal(&copied.server_digest),
-                "equal": copied.is_intact(),
-            },
+            "digests": digests_to_json(copied),
             "seconds": copied.elapsed.as_secs_f64(),
         });
         say!("{}", json_line(&line))?;
@@ -164,12 +159,13 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
         };
         let speed = copied.bytes as f64 / copied.elapsed.as_secs_f64();
         say!(
-            "{}  {} in {}, {}\n  sha256 {} {verdict}",
+            "{}  {} in {}, {}\n  {} {} {verdict}",
             printable(path.display()),
             format_bytes(copied.bytes),
             seconds(copied.elapsed),
             rate(speed),
-            hexadecimal(&copied.server_digest),
+            copied.algorithm.name(),
+            hexadecimal(copied.server_digest),
         )?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use capability_matrix::{Matrix, Section};
 
 use crate::commands::{copy, devices};
 use crate::output::{BOLD, DIM, GOOD, format_bytes, progress, say, width, wrapped};
-use crate::transfer::CopyOptions;
+use crate::transfer::{Algorithm, CopyOptions};
 
 const FILE: usize = 64 << 20;
 
@@ -36,7 +36,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let mut intact = true;
     for device in &all {
         let to = folder.path().join(device.name());
-        let run = copy::copy(device, &from, &to, CopyOptions::default())?;
+        let options = CopyOptions::default();
+        let run = copy::copy(device, &from, &to, options, Algorithm::default())?;
         copy::print(device, &run)?;
         intact &= run.copied.is_intact();
         std::fs::remove_file(to)?;

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,20 +30,20 @@ use polyverbs::{
     portable::{Portable, ReadAndInvalidate, ReadSink, RemoteAccess, SendAndInvalidate},
     wr::{self, WorkRequest},
 };
-use sha2::{Digest as _, Sha256};
 
+mod digest;
 pub(crate) mod files;
 pub(crate) mod network;
 pub(crate) mod peers;
 
+use digest::Hasher;
+pub(crate) use digest::{Algorithm, Digest};
 use files::{Room, Share, Target};
 use peers::Peer;
 
 /// Any error of a copy, as a boxed trait object.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
-/// The SHA-256 of the bytes that the client has read from its file or the server has written to its file.
-pub(crate) type Digest = [u8; 32];
 
 /// The size of a window: how many bytes of the file the client registers under one key.
 pub(crate) const WINDOW: u32 = 1 << 20;
@@ -97,6 +97,8 @@ pub(crate) struct Copied {
     pub(crate) windows: u64,
     /// How many RDMA reads the server has used to fetch the file.
     pub(crate) pieces: u64,
+    /// The algorithm of both digests.
+    pub(crate) algorithm: Algorithm,
     /// The digest of the bytes that the client read from its file.
     pub(crate) client_digest: Digest,
     /// The digest of the bytes that the server wrote to its file.
@@ -128,6 +130,7 @@ pub(crate) fn copy(
     from: &Path,
     to: &Path,
     options: CopyOptions,
+    algorithm: Algorithm,
     progress: impl Fn(u64),
 ) -> Result<Copied> {
     let (source, target) = open_files(from, to)?;
@@ -142,6 +145,7 @@ pub(crate) fn copy(
     server.post_receives()?;
     let windows = client.windows()?;
     let sinks = server.sinks(options)?;
+    let (client_hasher, server_hasher) = (Hasher::start(algorithm)?, Hasher::start(algorithm)?);
 
     let begun = Instant::now();
     let failure = OnceLock::new();
@@ -152,19 +156,28 @@ pub(crate) fn copy(
         hang_up(&server.qp);
     };
     let (sent, stored) = thread::scope(|scope| {
-        let send = || send_file(&client, &windows, &source, from, |_| ()).map_err(&fail);
+        let send =
+            || send_file(&client, &windows, &source, from, client_hasher, |_| ()).map_err(&fail);
         let sending = match thread::Builder::new().spawn_scoped(scope, send) {
             Ok(sending) => sending,
             Err(error) => {
-                fail(error.into());
+                fail(no_thread("client", error));
                 return (Ok(Err(())), Err(()));
             }
         };
         let all = Room::new(u64::MAX);
         let mut share = all.share(u64::MAX);
-        let stored = store_file(&server, &sinks, target.file(), to, &mut share, progress)
-            .and_then(|stored| finish(&server, stored, || target.keep()))
-            .map_err(&fail);
+        let stored = store_file(
+            &server,
+            &sinks,
+            target.file(),
+            to,
+            &mut share,
+            server_hasher,
+            progress,
+        )
+        .and_then(|stored| finish(&server, stored, || target.keep()))
+        .map_err(&fail);
         (sending.join(), stored)
     });
     let elapsed = begun.elapsed();
@@ -181,6 +194,7 @@ pub(crate) fn copy(
         bytes: sent.bytes,
         windows: sent.requests,
         pieces: stored.requests,
+        algorithm,
         client_digest: sent.digest,
         server_digest: stored.digest,
         elapsed,
@@ -188,7 +202,7 @@ pub(crate) fn copy(
 }
 
 /// What the client has lent or the server has fetched: the number of bytes, the number of requests for them, and the
-/// SHA-256 of the bytes.
+/// digest of the bytes.
 #[derive(Default)]
 struct Moved {
     bytes: u64,
@@ -218,6 +232,10 @@ fn cannot(verb: &str, path: &Path, cause: impl Into<Error>) -> Failed {
         what: format!("cannot {verb} {}", printable(path.display())),
         cause: cause.into(),
     }
+}
+
+fn no_thread(purpose: &str, error: io::Error) -> Error {
+    format!("no thread for the {purpose}, raise the limit of threads or memory: {error}").into()
 }
 
 /// Replaces characters that would control a terminal, in a text from another machine.
@@ -507,6 +525,7 @@ fn send_file(
     windows: &[Lent],
     source: &File,
     from: &Path,
+    mut hasher: Hasher,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
     let mut free: Vec<usize> = (0..windows.len()).collect();
@@ -514,7 +533,6 @@ fn send_file(
     let mut fetched = 0;
     let mut octets = vec![0; WINDOW as usize];
     let mut slots: [Completion; 16] = Default::default();
-    let mut digest = Sha256::new();
     let mut moved = Moved::default();
     let mut is_read = false;
     loop {
@@ -526,12 +544,12 @@ fn send_file(
                 free.push(index);
                 break;
             }
-            digest.update(&octets[..length]);
             windows[index].memory.write(0, &octets[..length])?;
             lend(side, index, &windows[index], length as u32, moved.bytes)?;
             loans[index] = Loan::of(length as u64);
             moved.bytes += length as u64;
             moved.requests += 1;
+            hasher.update(&octets[..length]);
         }
         if is_read && free.len() == windows.len() {
             break;
@@ -562,7 +580,7 @@ fn send_file(
         }
         side.post_receives()?;
     }
-    moved.digest = digest.finalize().into();
+    moved.digest = hasher.finish()?;
     agree(side, &mut moved, &mut slots)?;
     Ok(moved)
 }
@@ -623,6 +641,7 @@ fn store_file(
     target: &File,
     to: &Path,
     share: &mut Share<'_>,
+    mut hasher: Hasher,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
     let mut free: Vec<usize> = (0..sinks.len()).collect();
@@ -631,7 +650,6 @@ fn store_file(
     let most = sinks.first().map_or(0, |sink| sink.memory.len()) as u32;
     let mut octets = vec![0; most as usize];
     let mut slots: [Completion; 16] = Default::default();
-    let mut digest = Sha256::new();
     let mut moved = Moved::default();
     let mut total = None;
     let mut announced = 0;
@@ -691,7 +709,7 @@ fn store_file(
             };
             let stretch = &mut octets[..piece.length as usize];
             sinks[piece.sink].memory.read(0, stretch)?;
-            digest.update(&*stretch);
+            hasher.update(stretch);
             share.take(piece.length.into())?;
             target
                 .write_all_at(stretch, piece.offset)
@@ -715,7 +733,7 @@ fn store_file(
     if total != Some(moved.bytes) {
         return Err(format!("{} bytes of {} arrived", moved.bytes, total.unwrap_or(0)).into());
     }
-    moved.digest = digest.finalize().into();
+    moved.digest = hasher.finish()?;
     Ok(moved)
 }
 
@@ -777,8 +795,8 @@ impl Window {
 
 /// The messages that client and server exchange.
 enum Message {
-    /// The client has a file with this name.
-    File { name: String },
+    /// The client has a file of this name, and `digest` names the algorithm of the digests. The server may not know it.
+    File { digest: String, name: String },
     /// The client lends a window to the server. `is_for_one_use` says whether the server's answer can invalidate its key.
     Window {
         remote: RemoteAddress,
@@ -796,8 +814,8 @@ enum Message {
 }
 
 impl Message {
-    /// The length of the longest message in bytes, which contains a name or a reason.
-    const MOST: usize = 4 + LONGEST;
+    /// The length of the longest message in bytes, which contains the names of a digest and of a file.
+    const MOST: usize = 4 + Algorithm::LONGEST + 1 + LONGEST;
     /// The length in bytes of the message that returns a window.
     const SHORTEST: usize = 4 + 4;
 
@@ -825,8 +843,10 @@ impl Message {
                 octets.extend(bytes.to_be_bytes());
                 octets.extend(digest);
             }
-            Self::File { name } => {
+            Self::File { digest, name } => {
                 octets.extend(3u32.to_be_bytes());
+                octets.extend(digest.as_bytes());
+                octets.push(0);
                 octets.extend(name.as_bytes());
             }
             Self::Failed { reason } => {
@@ -872,9 +892,12 @@ impl Message {
                 digest: octets.split_off(..32)?.try_into().ok()?,
             },
             3 => {
-                let name = std::str::from_utf8(std::mem::take(octets)).ok()?;
-                let name = name.to_owned();
-                Self::File { name }
+                let names = std::str::from_utf8(std::mem::take(octets)).ok()?;
+                let (digest, name) = names.split_once('\0')?;
+                Self::File {
+                    digest: digest.to_owned(),
+                    name: name.to_owned(),
+                }
             }
             4 => Self::Back {
                 rkey: RKey::new(short(octets)?),
@@ -899,7 +922,7 @@ fn long(octets: &mut &[u8]) -> Option<u64> {
 }
 
 // Reads as many bytes as the file has, up to the length of the buffer.
-fn fill(mut source: &File, octets: &mut [u8]) -> std::io::Result<usize> {
+fn fill(mut source: &File, octets: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < octets.len() {
         match source.read(&mut octets[filled..]) {

@@ -13,6 +13,7 @@ use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connect
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{Completion, Device, PathOptions, Started};
 
+use super::digest::{Algorithm, Hasher};
 use super::files::{Part, Room, UNFINISHED};
 use super::peers::{BUSY, Peer, refuse};
 use super::{
@@ -32,6 +33,7 @@ pub(crate) fn put(
     from: &Path,
     to: SocketAddr,
     insists: Duration,
+    algorithm: Algorithm,
     progress: impl Fn(u64),
 ) -> Result<Copied> {
     let source = open_source(from)?;
@@ -42,17 +44,19 @@ pub(crate) fn put(
     let client = Side::open(device, 4 * WINDOWS + 2, WINDOWS)?;
     client.prepare()?;
     let windows = client.windows()?;
+    let hasher = Hasher::start(algorithm)?;
     let connection = client.connect(to, insists)?;
     client.watch(&connection);
 
     let begun = Instant::now();
-    let name = name.to_owned();
-    client.say(&Message::File { name }, LOOK)?;
-    let sent = send_file(&client, &windows, &source, from, progress)?;
+    let (digest, name) = (algorithm.name().to_owned(), name.to_owned());
+    client.say(&Message::File { digest, name }, LOOK)?;
+    let sent = send_file(&client, &windows, &source, from, hasher, progress)?;
     let copied = Copied {
         bytes: sent.bytes,
         windows: sent.requests,
         pieces: 0,
+        algorithm,
         client_digest: sent.digest,
         server_digest: sent.peer_digest,
         elapsed: begun.elapsed(),
@@ -159,12 +163,12 @@ impl Store {
     ) -> Result<Stored> {
         let begun = Instant::now();
         let mut slots: [Completion; 1] = Default::default();
-        let name = loop {
+        let (digest, name) = loop {
             let [done] = server.wait(&mut slots)? else {
                 continue;
             };
-            if let Message::File { name } = Message::decode(done.buffer())? {
-                break name;
+            if let Message::File { digest, name } = Message::decode(done.buffer())? {
+                break (digest, name);
             }
             return Err("the peer did not say which file it is".into());
         };
@@ -172,11 +176,21 @@ impl Store {
         peer.steps();
         server.post_receives()?;
         let path = self.path_of(&name)?;
+        let algorithm = Algorithm::of_name(&digest)?;
+        let hasher = Hasher::start(algorithm)?;
         let part = Part::within(&self.folder)?;
         // The share is dropped before the file, so that the room is free when the file is gone.
         let mut share = self.room.share(self.limit);
         *sinks = server.sinks(self.options)?;
-        let moved = store_file(server, sinks, part.file(), &path, &mut share, progress)?;
+        let moved = store_file(
+            server,
+            sinks,
+            part.file(),
+            &path,
+            &mut share,
+            hasher,
+            progress,
+        )?;
         peer.waits();
         let moved = finish(server, moved, || part.keep(&path))?;
         peer.steps();
@@ -190,6 +204,7 @@ impl Store {
             bytes,
             windows: 0,
             pieces: requests,
+            algorithm,
             client_digest: peer_digest,
             server_digest: digest,
             elapsed: begun.elapsed(),

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
-use super::{DEVICES, Folder, json, text};
+use super::{DEVICES, Folder, devices_and_digests, digests, json, text};
 
 const WINDOW: u64 = 1 << 20;
 
@@ -25,14 +24,8 @@ fn copy(device: &str, length: usize, more: &[&str]) -> Value {
     let report = json(&arguments);
     let (sent, came) = (std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
     assert!(sent == came, "{device}: {length} bytes were changed");
-    let digest: String = Sha256::digest(&sent)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    for side in ["client", "server"] {
-        assert_eq!(report["digests"][side], digest.as_str(), "{side}");
-    }
-    assert_eq!(report["digests"]["equal"], true);
+    let algorithm = report["digests"]["algorithm"].as_str().unwrap();
+    assert_eq!(report["digests"], digests(algorithm, &sent, &came));
     assert_eq!(report["bytes"], length as u64);
     assert_eq!(report["device"], device);
     report
@@ -103,6 +96,14 @@ fn pieces_and_depth_can_be_chosen() {
 }
 
 #[test]
+fn the_digest_can_be_chosen() {
+    for (device, digest) in devices_and_digests() {
+        let report = copy(device, 2 * WINDOW as usize + 1, &["--digest", digest]);
+        assert_eq!(report["digests"]["algorithm"], digest);
+    }
+}
+
+#[test]
 fn lost_frames_cost_only_retransmissions() {
     let report = copy("ib0", 2 << 20, &["--fault", "drop=5%,seed=7"]);
     assert_ne!(report["counters"]["retransmissions"], 0, "{report:#}");
@@ -129,7 +130,7 @@ fn text_output_has_the_digest_and_the_counters() {
     for device in DEVICES {
         let text = text(&["copy", path(&from), "--device", device, "--to", path(&to)]);
         assert!(text.contains(" 1 window, 1 piece\n"), "{text}");
-        assert_eq!(text.matches("sha256").count(), 1, "{text}");
+        assert_eq!(text.matches("\nblake3 ").count(), 1, "{text}");
         assert!(
             text.contains("equal") && text.contains("fast_registers 2"),
             "{text}"

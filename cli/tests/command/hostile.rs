@@ -14,17 +14,19 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use polyverbs::connection::{Accepted, ConnectError, Connection, ConnectionOptions, Connector};
+use polyverbs::connection::{
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming,
+};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, Cq, Memory, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
+    Access, Completion, Cq, Memory, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements,
+    VerbError, wr,
 };
-use sha2::{Digest as _, Sha256};
 use test_kit::waiting::{PATIENCE, until, until_some};
 
 use super::network::{DEVICES, Running, Server, arrives, names, next, path};
 use super::stored::failing;
-use super::{Folder, complaint, text};
+use super::{Folder, complaint, devices_and_digests, digest, digests, text};
 
 /// The factor by which a longer run multiplies the number of clients, killed servers and bytes.
 fn runs() -> usize {
@@ -64,13 +66,41 @@ impl Client {
     }
 
     fn begin(&self, to: SocketAddr, says: &[u8]) -> Result<(Qp, Accepted), ConnectError> {
-        let options = QpOptions::rc(&self.cq).max_send_wr(4).max_recv_wr(4);
-        let qp = self.pd.create_qp(options.max_inline_data(64)).wait()?;
-        // The server probes its peer with writes of zero bytes, which need these rights.
-        let rights = PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
-        let options = ConnectionOptions::new().path(rights);
-        let asked = self.connector.request(&qp, to, options.private_data(says));
+        let qp = self.create_qp()?;
+        let options = permits_probes().private_data(says);
+        let asked = self.connector.request(&qp, to, options);
         Ok((qp, asked.wait()?))
+    }
+
+    fn create_qp(&self) -> Result<Qp, VerbError> {
+        let options = QpOptions::rc(&self.cq).max_send_wr(4).max_recv_wr(4);
+        self.pd.create_qp(options.max_inline_data(64)).wait()
+    }
+
+    /// Accepts a client in the place of a server.
+    fn accept(&self, incoming: Incoming) -> Line {
+        let qp = self.create_qp().unwrap();
+        qp.init(PathOptions::new()).wait().unwrap();
+        self.post_receives(&qp);
+        let connected = Box::new(incoming.accept(&qp, permits_probes()).wait().unwrap());
+        Line { qp, connected }
+    }
+
+    /// Posts receives for messages of the other side.
+    fn post_receives(&self, qp: &Qp) {
+        let buffers = self.pd.register_buffers(4, 300).wait().unwrap();
+        while let Some(buffer) = buffers.take() {
+            qp.post_receive(buffer).unwrap();
+        }
+    }
+
+    /// Waits for the next message of the other side.
+    fn message(&self) -> Vec<u8> {
+        let is_message = |done: &Completion| done.opcode.is_receive();
+        let next = || self.cq.next().wait_for(PATIENCE).unwrap().unwrap();
+        let done = std::iter::repeat_with(next).find(is_message).unwrap();
+        assert!(done.status.is_success(), "{done:?}");
+        done.buffer().to_vec()
     }
 
     fn connect(&self, to: SocketAddr, says: &[u8]) -> Result<Line, ConnectError> {
@@ -94,9 +124,21 @@ impl Line {
     }
 }
 
+/// The server and `put` probe the other side with writes of zero bytes, which need these rights.
+fn permits_probes() -> ConnectionOptions {
+    ConnectionOptions::new()
+        .path(PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE))
+}
+
 /// The first message of `put`.
-fn file_message(name: &str) -> Vec<u8> {
-    [&3u32.to_be_bytes()[..], name.as_bytes()].concat()
+fn file_message(digest: &str, name: &str) -> Vec<u8> {
+    let names = format!("{digest}\0{name}");
+    [&3u32.to_be_bytes()[..], names.as_bytes()].concat()
+}
+
+/// The last message of `put`, and that of `serve` after it.
+fn end_message(bytes: u64, digest: [u8; 32]) -> Vec<u8> {
+    [&2u32.to_be_bytes()[..], &bytes.to_be_bytes(), &digest].concat()
 }
 
 /// The message of `put` that lends a window of its memory to the server.
@@ -151,7 +193,7 @@ fn a_client_that_names_a_file_and_is_silent_gives_way() {
         let mut server = Server::new(device, "127.0.24.22:0", &["--max-connections", "1"]);
         let client = Client::new(device, "127.0.24.23");
         let line = client.connect(address(&server.address), b"").unwrap();
-        line.say(&file_message("silent"));
+        line.say(&file_message("blake3", "silent"));
         until(|| !server.stored().is_empty());
         arrives(&mut server, device, 5000, &[]);
         assert_eq!(server.stored(), ["file"]);
@@ -245,7 +287,7 @@ fn unfinished_files_have_so_many_bytes_together_at_most() {
         line.qp
             .post_receive(wr::ReceiveRequest::new(0, answer))
             .unwrap();
-        line.say(&file_message("unfinished"));
+        line.say(&file_message("blake3", "unfinished"));
         line.say(&window(lent.remote(0).to_bytes(), 0, 5000));
         until(|| unfinished_bytes(&server) == 5000);
         let told = complaint(&["put", path(&file), &server.address, "--device", device]);
@@ -276,12 +318,9 @@ fn each_client_without_room_is_sent_the_reason() {
 
 #[test]
 fn messages_out_of_turn_end_their_own_connection_only() {
-    let end = |bytes: u64| {
-        let digest = Sha256::digest(vec![0; bytes as usize]);
-        [&2u32.to_be_bytes()[..], &bytes.to_be_bytes(), &digest].concat()
-    };
+    let end = |bytes: u64| end_message(bytes, digest("blake3", &vec![0; bytes as usize]));
     for device in DEVICES {
-        let mut server = Server::new(device, "127.0.24.30:0", &["--files", "8"]);
+        let mut server = Server::new(device, "127.0.24.30:0", &["--files", "9"]);
         let client = Client::new(device, "127.0.24.31");
         let to = address(&server.address);
         let memory = Memory::zeroed(100).unwrap();
@@ -290,22 +329,29 @@ fn messages_out_of_turn_end_their_own_connection_only() {
         let (readable, nowhere) = (lent.remote(0).to_bytes(), [0; RemoteAddress::BYTES]);
         let lines = [
             vec![b"rubbish".to_vec()],
-            vec![file_message("../file")],
-            vec![file_message("")],
+            vec![[&3u32.to_be_bytes()[..], b"without a digest"].concat()],
+            vec![file_message("blake3", "../file")],
+            vec![file_message("blake3", "")],
             // These files would have a hole, or parts that the digest does not cover.
             vec![
-                file_message("far"),
+                file_message("blake3", "far"),
                 window(readable, 1 << 30, 100),
                 end(100),
             ],
             vec![
-                file_message("twice"),
+                file_message("blake3", "twice"),
                 window(readable, 0, 100),
                 window(readable, 0, 100),
                 end(200),
             ],
-            vec![file_message("long"), window(readable, 0, u32::MAX)],
-            vec![file_message("unreadable"), window(nowhere, 0, 100)],
+            vec![
+                file_message("blake3", "long"),
+                window(readable, 0, u32::MAX),
+            ],
+            vec![
+                file_message("blake3", "unreadable"),
+                window(nowhere, 0, 100),
+            ],
         ]
         .map(|messages| {
             let line = client.connect(to, b"").unwrap();
@@ -325,6 +371,77 @@ fn messages_out_of_turn_end_their_own_connection_only() {
         lines.into_iter().for_each(|line| line.end());
         assert_eq!(told.count(), 1, "the line with the number of missing files");
         assert_eq!(names(&folder.path("stored")), ["file"]);
+    }
+}
+
+#[test]
+fn a_changed_byte_is_an_error_of_the_server() {
+    for (device, name) in devices_and_digests() {
+        let mut server = Server::new(device, "127.0.24.160:0", &["--files", "1"]);
+        let client = Client::new(device, "127.0.24.161");
+        let memory = Memory::zeroed(100).unwrap();
+        let lent = client.pd.register(&memory, Access::REMOTE_READ).wait();
+        let lent = lent.unwrap();
+        let (stored, mut sent) = ([0; 100], [0; 100]);
+        sent[99] = 1;
+        let line = client.connect(address(&server.address), b"").unwrap();
+        client.post_receives(&line.qp);
+        line.say(&file_message(name, "changed"));
+        line.say(&window(lent.remote(0).to_bytes(), 0, 100));
+        line.say(&end_message(100, digest(name, &sent)));
+        // The server returns the window first.
+        assert_eq!(client.message()[..4], 4u32.to_be_bytes());
+        assert_eq!(client.message(), end_message(100, digest(name, &stored)));
+        line.end();
+        let told = next(&mut server.lines);
+        assert_eq!(told["digests"], digests(name, &sent, &stored));
+        assert_eq!(server.stored(), [""; 0]);
+        let failed = "polyverbs: 1 file did not arrive\n".to_owned();
+        assert_eq!(server.process.end(), (false, failed));
+    }
+}
+
+#[test]
+fn a_digest_of_other_bytes_is_an_error_of_the_client() {
+    let folder = Folder::new();
+    let file = folder.file(0);
+    for (device, name) in devices_and_digests() {
+        let server = Client::new(device, "127.0.24.162");
+        let listener = server.connector.listen(address("127.0.24.162:0"), 0);
+        let listener = listener.unwrap();
+        let to = listener.address().to_string();
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let incoming = listener.next().wait_for(PATIENCE).unwrap().unwrap();
+                let line = server.accept(incoming);
+                assert_eq!(server.message(), file_message(name, "file"));
+                assert_eq!(server.message(), end_message(0, digest(name, b"")));
+                line.say(&end_message(0, digest(name, b"!")));
+                line
+            });
+            let put = ["put", path(&file), &to, "--device", device];
+            let told = complaint(&[&put[..], &["--digest", name]].concat());
+            assert_eq!(told, "polyverbs: the digests differ");
+            serving.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_unknown_digest_is_refused_with_the_known_ones() {
+    for device in DEVICES {
+        let server = Server::new(device, "127.0.24.163:0", &["--files", "1"]);
+        let client = Client::new(device, "127.0.24.164");
+        let line = client.connect(address(&server.address), b"").unwrap();
+        client.post_receives(&line.qp);
+        line.say(&file_message("md5", "file"));
+        let reason = "the digest \"md5\" is not known there: choose blake3 or sha256";
+        let failed = [&5u32.to_be_bytes()[..], reason.as_bytes()].concat();
+        assert_eq!(client.message(), failed);
+        line.end();
+        assert_eq!(server.stored(), [""; 0]);
+        let (succeeded, told) = server.process.end();
+        assert!(!succeeded && told.contains(reason), "{told}");
     }
 }
 
@@ -565,7 +682,7 @@ fn disturb(client: &Client, to: SocketAddr, number: usize, rubbish: &[u8]) -> Op
         1 => client.connect(to, b"").ok().map(|line| Box::new(line) as _),
         2 => line(
             client.connect(to, b""),
-            &file_message(&format!("silent-{number}")),
+            &file_message("blake3", &format!("silent-{number}")),
         ),
         // Clients that send rubbish.
         3 => line(client.connect(to, b""), rubbish),
@@ -631,10 +748,10 @@ fn silent_and_noisy_clients_hold_up_no_transfer() {
             comes.iter().take(disturbers - disturbers / 10).count();
             drop(leave);
         });
-        // 64 places have a thread each.
+        // 64 places have two threads each: one serves the client, the other computes the digest.
         let threads = most_threads.into_inner();
         assert!(
-            threads <= before.threads + 64,
+            threads <= before.threads + 2 * 64,
             "{threads} threads, {before:?}"
         );
         let peak = status(process, "VmHWM") - empty;

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 mod copy;
 mod dissect;
@@ -70,6 +71,34 @@ fn complaint<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     assert!(stderr.starts_with("polyverbs: "), "{stderr}");
     stderr.trim_end().to_owned()
+}
+
+/// Each device with the name of each digest.
+fn devices_and_digests() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let digests = |device| ["blake3", "sha256"].map(|digest| (device, digest));
+    DEVICES.into_iter().flat_map(digests)
+}
+
+fn digest(name: &str, bytes: &[u8]) -> [u8; 32] {
+    match name {
+        "blake3" => blake3::hash(bytes).into(),
+        "sha256" => Sha256::digest(bytes).into(),
+        _ => panic!("{name}"),
+    }
+}
+
+/// The digests that a report has, if the client has read `sent` and the server has stored `stored`.
+fn digests(name: &str, sent: &[u8], stored: &[u8]) -> Value {
+    let shown = |bytes| -> String {
+        let digest = digest(name, bytes);
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    json!({
+        "algorithm": name,
+        "client": shown(sent),
+        "server": shown(stored),
+        "equal": sent == stored,
+    })
 }
 
 /// A temporary folder, which dropping removes.

@@ -8,9 +8,8 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 
-use super::{Folder, complaint, json, text};
+use super::{Folder, complaint, devices_and_digests, digests, json, text};
 
 /// Devices that reach other processes.
 pub(super) const DEVICES: [&str; 2] = ["ib0", "iw0"];
@@ -141,14 +140,10 @@ pub(super) fn arrives(server: &mut Server, device: &str, length: usize, more: &[
     let report = json(&arguments);
     let stored = next(&mut server.lines);
     let bytes = std::fs::read(&file).unwrap();
-    let digest: String = Sha256::digest(&bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let algorithm = report["digests"]["algorithm"].as_str().unwrap();
     for told in [&report, &stored] {
         assert_eq!(told["bytes"], length as u64);
-        assert_eq!(told["digests"]["client"], digest.as_str());
-        assert_eq!(told["digests"]["server"], digest.as_str());
+        assert_eq!(told["digests"], digests(algorithm, &bytes, &bytes));
     }
     let there = std::fs::read(server.folder.path("stored").join("file")).unwrap();
     assert!(there == bytes, "{device}: {length} bytes were changed");
@@ -165,6 +160,15 @@ fn files_arrive_in_another_process() {
             }
             assert_eq!(server.process.end(), (true, String::new()));
         }
+    }
+}
+
+#[test]
+fn the_client_chooses_the_digest() {
+    for (device, digest) in devices_and_digests() {
+        let mut server = Server::new(device, "127.0.30.2:0", &[]);
+        let report = arrives(&mut server, device, (3 << 20) + 1, &["--digest", digest]);
+        assert_eq!(report["digests"]["algorithm"], digest);
     }
 }
 

@@ -77,6 +77,26 @@ fn a_copy_is_synced_before_it_replaces_its_target() {
 }
 
 #[test]
+fn a_file_without_a_thread_for_its_digest_is_an_error() {
+    let folder = Folder::new();
+    let (file, fails, to) = (folder.file(5000), failing(&folder), folder.path("to"));
+    for device in DEVICES {
+        let server = Server::new(device, "127.0.24.12:0", &[]);
+        let copy = ["copy", path(&file), "--device", device, "--to", path(&to)];
+        let put = ["put", path(&file), &server.address, "--device", device];
+        for arguments in [&copy[..], &put] {
+            let fails_without_thread = |number: u32| {
+                let what = format!("thread-{number}");
+                let environment = [("LD_PRELOAD", path(&fails)), ("FAILS", &what)];
+                let (succeeded, told) = Running::with(arguments, &environment).end();
+                !succeeded && told.starts_with("polyverbs: no thread for the digest, ")
+            };
+            assert!((1..=12).any(fails_without_thread), "{arguments:?}");
+        }
+    }
+}
+
+#[test]
 fn a_server_deletes_only_what_servers_have_left() {
     let within = Folder::new();
     let stored = within.path("stored");

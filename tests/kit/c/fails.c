@@ -1,11 +1,13 @@
 /* A library that is loaded before the C library. FAILS names the call that fails: fsync-file, fsync-folder, pwrite (as on a full
- * disk), or second-thread: the main thread's second pthread_create after the program has written to standard output. While the
- * file exists that FAILS_WHILE names, pthread_create fails and writes a byte to that file. */
+ * disk), thread-N: the pthread_create of that number, counted from 1, or second-thread: the main thread's second pthread_create
+ * after the program has written to standard output. While the file exists that FAILS_WHILE names, pthread_create fails and writes a
+ * byte to that file. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -55,12 +57,19 @@ static int is_second_thread(void)
 	return fails("second-thread") && has_output && gettid() == getpid() && started++ == 1;
 }
 
+static int is_failing_thread(void)
+{
+	static atomic_int started;
+	const char *named = getenv("FAILS");
+	return named && !strncmp(named, "thread-", 7) && ++started == atoi(named + 7);
+}
+
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *with)
 {
 	int (*other)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
 		(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
 	const char *mark = getenv("FAILS_WHILE");
-	if (is_second_thread())
+	if (is_second_thread() || is_failing_thread())
 		return EAGAIN;
 	int fd = mark ? open(mark, O_WRONLY | O_APPEND) : -1;
 	if (fd < 0)
