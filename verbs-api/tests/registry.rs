@@ -3,65 +3,20 @@
 use std::sync::Arc;
 
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{DeviceList, Mutex, Provider, RegistryError, link_provider};
+use verbs_api::provider::{DeviceList, Provider, RegistryError, link_provider};
 use verbs_api::*;
 
 // This test has a binary of its own, because no other test may link its provider.
 #[path = "it/mock/mod.rs"]
 mod mock;
 
-use mock::MockDevice;
-
-/// A provider whose devices are the last set that the test has put in.
-struct Slots {
-    name: &'static str,
-    devices: Mutex<Result<Vec<Arc<MockDevice>>, VerbError>>,
-}
-
-impl Slots {
-    const fn empty(name: &'static str) -> Self {
-        let devices = Mutex::new(Ok(Vec::new()));
-        Self { name, devices }
-    }
-
-    fn of(name: &'static str, devices: &[&Arc<MockDevice>]) -> &'static Self {
-        let slots = Box::leak(Box::new(Self::empty(name)));
-        slots.put(devices);
-        slots
-    }
-
-    fn put(&self, devices: &[&Arc<MockDevice>]) {
-        *self.devices.lock() = Ok(devices.iter().copied().cloned().collect());
-    }
-
-    fn fail(&self) {
-        *self.devices.lock() = Err(VerbError::Resources("slots"));
-    }
-}
-
-impl Provider for Slots {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn devices(&self, _: &Extensions) -> Result<DeviceList, VerbError> {
-        let devices = self.devices.lock().clone()?;
-        Ok(devices.into_iter().map(|device| device as _).collect())
-    }
-
-    fn refresh(&self, _: DeviceList, extensions: &Extensions) -> Result<DeviceList, VerbError> {
-        self.devices(extensions)
-    }
-}
+use mock::{MockDevice, MockProvider, provider};
 
 fn device(name: &str) -> Arc<MockDevice> {
-    Arc::new(MockDevice {
-        mock: Arc::default(),
-        attributes: mock::attributes(name),
-    })
+    mock::device(mock::attributes(name))
 }
 
-fn registry_of(providers: &[&'static Slots]) -> Registry {
+fn registry_of(providers: &[&'static MockProvider]) -> Registry {
     let mut registry = Registry::new();
     for provider in providers {
         registry.add_provider(*provider).unwrap();
@@ -84,7 +39,7 @@ fn open_error(device: &Device) -> VerbError {
 #[test]
 fn a_refresh_adds_and_removes_devices_and_keeps_the_rest() {
     let (a, b, c) = (device("a"), device("b"), device("c"));
-    let slots = Slots::of("slots", &[&a, &b]);
+    let slots = provider("slots", &[&a, &b]);
     let mut registry = registry_of(&[slots]);
     let [stays, goes] = ["a", "b"].map(|name| registry.device(name).unwrap().clone());
     let context = stays.open(&Requirements::new()).unwrap();
@@ -108,7 +63,7 @@ fn a_refresh_adds_and_removes_devices_and_keeps_the_rest() {
 #[test]
 fn another_device_of_the_same_name_takes_its_place() {
     let (before, after) = (device("a"), device("a"));
-    let slots = Slots::of("slots", &[&before]);
+    let slots = provider("slots", &[&before]);
     let mut registry = registry_of(&[slots]);
     let handle = registry.device("a").unwrap().clone();
     slots.put(&[&after]);
@@ -123,9 +78,9 @@ fn another_device_of_the_same_name_takes_its_place() {
 #[test]
 fn a_failing_provider_keeps_its_devices_and_affects_no_other() {
     let (a, b, c) = (device("a"), device("b"), device("c"));
-    let (first, second) = (Slots::of("first", &[&a]), Slots::of("second", &[&b]));
+    let (first, second) = (provider("first", &[&a]), provider("second", &[&b]));
     let mut registry = registry_of(&[first, second]);
-    first.fail();
+    first.fail(VerbError::Resources("slots"));
     second.put(&[&b, &c]);
     let error = registry.refresh().unwrap_err();
     assert_eq!(
@@ -149,18 +104,30 @@ fn a_failing_provider_keeps_its_devices_and_affects_no_other() {
     assert_eq!(names(&registry), ["a", "b", "c"]);
 }
 
+/// A provider with the mandatory methods alone.
+struct Fixed;
+
+impl Provider for Fixed {
+    fn name(&self) -> &'static str {
+        "fixed"
+    }
+
+    fn devices(&self, _: &Extensions) -> Result<DeviceList, VerbError> {
+        Ok([device("a") as _].into_iter().collect())
+    }
+}
+
 #[test]
 fn devices_of_a_provider_without_refresh_stay() {
     let mut registry = Registry::new();
-    let provider = mock::provider("mock", vec![mock::attributes("a")]);
-    registry.add_provider(provider).unwrap();
+    registry.add_provider(&Fixed).unwrap();
     let handle = registry.device("a").unwrap().clone();
     registry.refresh().unwrap();
     assert_eq!(names(&registry), ["a"]);
     handle.open(&Requirements::new()).unwrap();
 }
 
-static LINKED: Slots = Slots::empty("linked");
+static LINKED: MockProvider = MockProvider::new("linked");
 link_provider!(LINKED);
 
 #[test]

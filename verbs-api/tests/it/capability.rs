@@ -13,11 +13,16 @@ use verbs_api::{
     wr::{self, PostReason, WorkRequest},
 };
 
-use crate::mock;
+use crate::mock::{self, MockProvider};
+
+fn provider(name: &'static str, devices: Vec<DeviceAttributes>) -> &'static MockProvider {
+    let devices: Vec<_> = devices.into_iter().map(mock::device).collect();
+    mock::provider(name, &devices.iter().collect::<Vec<_>>())
+}
 
 fn registry(devices: Vec<DeviceAttributes>) -> Result<Registry, RegistryError> {
     let mut registry = Registry::new();
-    registry.add_provider(mock::provider("mock", devices))?;
+    registry.add_provider(provider("mock", devices))?;
     Ok(registry)
 }
 
@@ -251,10 +256,7 @@ fn a_verb_that_a_gap_excludes_is_refused_by_its_name() {
         all
     );
     // Granted without the baseline, as programs are that need none of it.
-    let mut registry = Registry::new();
-    registry
-        .add_provider(mock::provider("mock", vec![attributes]))
-        .unwrap();
+    let registry = registry(vec![attributes]).unwrap();
     let device = registry.devices().next().unwrap();
     let context = device.open(&Requirements::new()).unwrap();
     let (pd, cq) = (
@@ -440,7 +442,7 @@ fn a_provider_is_registered_whole_or_not_at_all() {
             .collect::<Vec<_>>()
     };
     assert_eq!(names(&registry), ["a", "b"]);
-    let mut refused = |provider: &'static mock::MockProvider| {
+    let mut refused = |provider: &'static MockProvider| {
         let message = registry
             .add_provider(provider as &'static dyn Provider)
             .unwrap_err()
@@ -449,9 +451,9 @@ fn a_provider_is_registered_whole_or_not_at_all() {
         assert_eq!(registry.providers().count(), 1);
         message
     };
-    let message = refused(mock::provider("mock", vec![mock::attributes("c")]));
+    let message = refused(provider("mock", vec![mock::attributes("c")]));
     assert!(message.contains("two providers are named mock") && message.contains("\"c\""));
-    let message = refused(mock::provider(
+    let message = refused(provider(
         "other",
         vec![mock::attributes("c"), mock::attributes("a")],
     ));
@@ -459,23 +461,16 @@ fn a_provider_is_registered_whole_or_not_at_all() {
         message,
         "device a of provider other has the name of a device of provider mock"
     );
-    let newer = mock::MockProvider {
-        name: "newer",
-        version: CONTRACT_VERSION + 1,
-        devices: Ok(vec![]),
-    };
-    let message = refused(Box::leak(Box::new(newer)));
+    let newer = Box::leak(Box::new(MockProvider::new("newer")));
+    newer.version = CONTRACT_VERSION + 1;
+    let message = refused(newer);
     assert!(
         message.contains("version 3") && message.contains("version 2"),
         "{message}"
     );
-    let error = VerbError::argument("hook poll", "is missing");
-    let broken = mock::MockProvider {
-        name: "broken",
-        version: CONTRACT_VERSION,
-        devices: Err(error),
-    };
-    assert!(refused(Box::leak(Box::new(broken))).contains("hook poll"));
+    let broken = mock::provider("broken", &[]);
+    broken.fail(VerbError::argument("hook poll", "is missing"));
+    assert!(refused(broken).contains("hook poll"));
 }
 
 #[test]
@@ -495,11 +490,7 @@ fn an_empty_registry_explains_silent_loss() {
     );
 }
 
-static LINKED: mock::MockProvider = mock::MockProvider {
-    name: "linked",
-    version: CONTRACT_VERSION,
-    devices: Ok(Vec::new()),
-};
+static LINKED: MockProvider = MockProvider::new("linked");
 link_provider!(LINKED);
 
 #[test]

@@ -255,7 +255,7 @@ fn nothing_of_a_refused_extension_reaches_a_device() {
         assert!(registry.extensions().find(name).is_none());
     }
     // A provider gets exactly the registered extensions.
-    let provider = mock::provider("mock", vec![mock::attributes("a")]);
+    let provider = mock::provider("mock", &[&mock::device(mock::attributes("a"))]);
     registry.add_provider(provider).unwrap();
     assert_eq!(registry.devices().count(), 1);
 }
@@ -282,7 +282,7 @@ fn extensions_come_before_the_devices_made_with_them() {
     let mut registry = Registry::new();
     let first = acme();
     registry.add_extension(first).unwrap();
-    let provider = mock::provider("mock", vec![mock::attributes("a")]);
+    let provider = mock::provider("mock", &[&mock::device(mock::attributes("a"))]);
     registry.add_provider(provider).unwrap();
     // Adding the same extension again changes nothing; a new one would be missing from the devices.
     registry.add_extension(first).unwrap();

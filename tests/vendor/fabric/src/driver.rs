@@ -113,8 +113,8 @@ pub fn modify<D: Form>(
     if change.given.ah_attr.is_some() {
         sending.direct = None;
     }
-    sending.driver.set(change.given, change.all);
-    receiving.driver.set(change.given, change.all);
+    sending.driver.attributes = *change.all;
+    receiving.driver.attributes = *change.all;
     if change.to == QpState::Rts && change.from == QpState::Rtr {
         sending.driver.begin();
     }

@@ -109,10 +109,10 @@ impl Express for Full {
     }
 
     fn permits(receiving: &Receiving) -> Access {
-        receiving.access
+        receiving.access()
     }
 
     fn has_read_budget(_: &Sending, receiving: &Receiving) -> bool {
-        receiving.max_dest_rd_atomic > 0
+        receiving.has_read_budget()
     }
 }

@@ -10,6 +10,7 @@ use verbs_api::ids::LinkAddress;
 use verbs_api::wr::SendFlags;
 
 use crate::Form;
+use crate::requester::peer_of;
 use crate::responder::{Answer, Asked, Asker, Refusal, respond};
 
 /// The header of a frame.
@@ -41,7 +42,7 @@ pub(crate) fn transmit<D: Form>(
     half: &mut Requester<D>,
     cx: &mut Cx<'_, D>,
 ) {
-    let Some((to, number)) = half.driver.peer() else {
+    let Some((to, number)) = peer_of(&half.driver.attributes) else {
         return;
     };
     let now = cx.now();
@@ -104,7 +105,7 @@ pub fn handle<D: Form>(device: &Device<D>, frame: Frame<'_, Header>, cx: &mut Cx
         Ok(Answer::Octets(_) | Answer::Original(_)) => WcStatus::RemOpErr,
         Err(Refusal::Absent) => return,
         Err(Refusal::NoReceive(_)) => WcStatus::RnrRetryExcErr,
-        Err(Refusal::With { sender, .. }) => sender,
+        Err(Refusal::Failed(status, _)) => status,
     };
     let header = Header {
         to: from,

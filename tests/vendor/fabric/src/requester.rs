@@ -19,10 +19,8 @@ const FOREVER: u8 = 7;
 /// The state of a requester.
 #[derive(Debug, Default)]
 pub struct Sending {
-    peer: Option<(LinkAddress, u32)>,
-    timeout: u8,
-    retry_cnt: u8,
-    rnr_retry: u8,
+    // The attributes that modifies have set.
+    pub(crate) attributes: QpAttributes,
     retries_left: u8,
     rnr_left: u8,
     // The peer had no receive; the request is tried again at this time.
@@ -34,27 +32,14 @@ pub struct Sending {
 }
 
 impl Sending {
-    pub(crate) fn set(&mut self, given: &QpAttributes, all: &QpAttributes) {
-        let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);
-        set(&mut self.timeout, given.timeout);
-        set(&mut self.retry_cnt, given.retry_cnt);
-        set(&mut self.rnr_retry, given.rnr_retry);
-        if let (Some(path), Some(number)) = (all.ah_attr, all.dest_qp_num) {
-            self.peer = Some((path.address, number.value()));
-        }
-    }
-
-    pub(crate) const fn peer(&self) -> Option<(LinkAddress, u32)> {
-        self.peer
-    }
-
     pub(crate) const fn number_frame(&mut self) -> u32 {
         self.last_frame += 1;
         self.last_frame
     }
 
     pub(crate) fn begin(&mut self) {
-        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
+        self.retries_left = self.attributes.retry_cnt.unwrap_or_default();
+        self.rnr_left = self.attributes.rnr_retry.unwrap_or_default();
         self.stop_waiting();
     }
 
@@ -63,7 +48,7 @@ impl Sending {
     }
 
     fn take_rnr_retry(&mut self) -> bool {
-        if self.rnr_retry == FOREVER {
+        if self.attributes.rnr_retry == Some(FOREVER) {
             return true;
         }
         let left = self.rnr_left.checked_sub(1);
@@ -87,12 +72,12 @@ pub fn execute<D: Form>(
         return Executed::Keep;
     }
     match attempt(qp, half, request, cx) {
-        Attempt::Done(octets) => {
+        Ok(octets) => {
             half.driver.begin();
             Executed::Done(WcStatus::Success, octets)
         }
-        Attempt::Failed(status) => Executed::Done(status, 0),
-        Attempt::NoReceive(code) => {
+        Err(Refusal::Failed(status, _)) => Executed::Done(status, 0),
+        Err(Refusal::NoReceive(code)) => {
             half.rare().counters.rnr_naks += 1;
             if !half.driver.take_rnr_retry() {
                 return Executed::Done(WcStatus::RnrRetryExcErr, 0);
@@ -102,55 +87,53 @@ pub fn execute<D: Form>(
             qp.wake_at(half, until);
             Executed::Keep
         }
-        Attempt::Lost => {
+        Err(Refusal::Absent) => {
             wait_for_peer(qp, half, cx);
             Executed::Keep
         }
     }
 }
 
-/// The outcome of trying a request.
-enum Attempt {
-    Done(u32),
-    Failed(WcStatus),
-    NoReceive(u8),
-    Lost,
-}
-
 fn wait_for_peer<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
     if half.driver.ack_until.is_some() {
         return;
     }
-    if let Some(timeout) = ack_timeout(half.driver.timeout) {
+    let code = half.driver.attributes.timeout.unwrap_or_default();
+    if let Some(timeout) = ack_timeout(code) {
         let until = cx.now().after(timeout);
         half.driver.ack_until = Some(until);
         qp.wake_at(half, until);
     }
 }
 
-fn find_peer<D: Form>(qp: &Qp<D>, half: &Requester<D>) -> Option<QpRef<D>> {
-    let (address, number) = half.driver.peer?;
-    let peer = qp.device.network().device(address)?.qp(number)?;
-    Some(peer)
+/// The device's address and the number of the peer that these attributes name.
+pub(crate) fn peer_of(attributes: &QpAttributes) -> Option<(LinkAddress, u32)> {
+    Some((attributes.ah_attr?.address, attributes.dest_qp_num?.value()))
 }
 
+fn find_peer<D: Form>(qp: &Qp<D>, attributes: &QpAttributes) -> Option<QpRef<D>> {
+    let (address, number) = peer_of(attributes)?;
+    qp.device.network().device(address)?.qp(number)
+}
+
+// Executes a request at the peer. Returns how many bytes the answer has.
 fn attempt<D: Form>(
     qp: &Qp<D>,
     half: &mut Requester<D>,
     request: &Request<'_>,
     cx: &mut Cx<'_, D>,
-) -> Attempt {
-    let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
-        return Attempt::Lost;
-    };
-    let attempt = match request.op {
+) -> Result<u32, Refusal> {
+    let known = half.direct.take();
+    let peer = known.or_else(|| find_peer(qp, &half.driver.attributes));
+    let peer = peer.ok_or(Refusal::Absent)?;
+    let answered = match request.op {
         Op::Extension(operation) => ask(qp, request, operation, &peer, cx),
         _ => exchange(qp, request, &peer, cx),
     };
-    if !matches!(attempt, Attempt::Lost) {
+    if !matches!(answered, Err(Refusal::Absent)) {
         half.direct = Some(peer);
     }
-    attempt
+    answered
 }
 
 fn exchange<D: Form>(
@@ -158,47 +141,35 @@ fn exchange<D: Form>(
     request: &Request<'_>,
     peer: &Qp<D>,
     cx: &mut Cx<'_, D>,
-) -> Attempt {
-    let mut spans = Spans::new();
+) -> Result<u32, Refusal> {
+    let mut sink = Spans::new();
+    let mut source = Spans::new();
     let prepared = if request.op.is_read_or_atomic() {
-        let sink = qp.gather_sink(request, cx, &mut spans);
+        let sink = qp.gather_sink(request, cx, &mut sink);
         sink.map(|()| Payload::Empty)
     } else {
-        qp.gather_request(request, cx, &mut spans)
-    };
-    let payload = match prepared {
-        Ok(payload) => payload,
-        Err(fault) => return Attempt::Failed(fault.local_status()),
+        qp.gather_request(request, cx, &mut source)
     };
     let asked = Asked {
         op: request.op,
         flags: request.flags,
         length: request.length,
-        payload,
+        payload: prepared.map_err(Refusal::local)?,
     };
-    match respond(&Asker::on(qp), peer, &asked, cx) {
-        Ok(Answer::Taken) => Attempt::Done(0),
-        Ok(Answer::Octets(found)) => {
+    match respond(&Asker::on(qp), peer, &asked, cx)? {
+        Answer::Taken => Ok(0),
+        Answer::Octets(found) => {
             let found = Payload::of_spans(&found);
-            scatter_at(&spans, 0, &found);
-            Attempt::Done(found.len() as u32)
+            scatter_at(&sink, 0, &found);
+            Ok(found.len() as u32)
         }
-        Ok(Answer::Original(original)) => {
-            match spans.first().and_then(|span| span.store_u64(original)) {
+        Answer::Original(original) => {
+            match sink.first().and_then(|span| span.store_u64(original)) {
                 Some(()) => {}
-                None => scatter_at(&spans, 0, &Payload::Bytes(&original.to_ne_bytes())),
+                None => scatter_at(&sink, 0, &Payload::Bytes(&original.to_ne_bytes())),
             }
-            Attempt::Done(8)
+            Ok(8)
         }
-        Err(refusal) => refused(refusal),
-    }
-}
-
-fn refused(refusal: Refusal) -> Attempt {
-    match refusal {
-        Refusal::Absent => Attempt::Lost,
-        Refusal::NoReceive(code) => Attempt::NoReceive(code),
-        Refusal::With { sender, .. } => Attempt::Failed(sender),
     }
 }
 
@@ -209,21 +180,16 @@ fn ask<D: Form>(
     operation: &'static ExtensionOperation,
     peer: &Qp<D>,
     cx: &mut Cx<'_, D>,
-) -> Attempt {
+) -> Result<u32, Refusal> {
     let message = qp.gather_message(request, operation, cx);
+    let message = message.map_err(Refusal::local)?;
     let sink = qp.gather_answer(request, operation, cx);
-    let (message, sink) = match (message, sink) {
-        (Ok(message), Ok(sink)) => (message, sink),
-        (Err(fault), _) | (_, Err(fault)) => return Attempt::Failed(fault.local_status()),
-    };
+    let sink = sink.map_err(Refusal::local)?;
+    let emulation = qp.device.operation(operation);
+    let emulation = emulation.ok_or(Refusal::Failed(WcStatus::LocQpOpErr, None))?;
     let numbers = (operation.extension_id(), operation.number());
-    match extension(&Asker::on(qp), peer, numbers, &message, cx) {
-        Ok(answer) => match qp.device.operation(operation) {
-            Some(emulation) => Attempt::Done(operation::place(emulation, answer, &sink)),
-            None => Attempt::Failed(WcStatus::LocQpOpErr),
-        },
-        Err(refusal) => refused(refusal),
-    }
+    let answer = extension(&Asker::on(qp), peer, numbers, &message, cx)?;
+    Ok(operation::place(emulation, answer, &sink))
 }
 
 /// Continues with the queue, unless the first request still waits for a timer or a receive of the peer.
@@ -288,12 +254,8 @@ fn drain<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
 
 /// Resumes the peer, which may wait for this queue pair, so that it need not wait for its timer.
 pub(crate) fn peer_ready<D: Form>(qp: &QpRef<D>, cx: &mut Cx<'_, D>) {
-    let named = qp.responder().driver.peer();
-    let peer = named.and_then(|(address, number)| {
-        let device = qp.device.network().device(address)?;
-        device.qp(number)
-    });
-    if let Some(peer) = peer {
+    let attributes = qp.responder().driver.attributes;
+    if let Some(peer) = find_peer(qp, &attributes) {
         cx.effects.resume(peer.into_owner());
     }
 }

@@ -3,10 +3,11 @@
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::device::Cx;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{Region, RemoteUse};
+use polyverbs_engine::named_memory::ReceiveFault;
 use polyverbs_engine::operation::{self, Aligned, Octets, TargetMemory};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Qp, Responder};
+use polyverbs_engine::receive_ring::Receive;
 use polyverbs_engine::request::{Op, SendExtra};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
@@ -18,36 +19,30 @@ use verbs_api::{
 };
 
 use crate::Form;
+use crate::requester::peer_of;
 
 /// The state of a responder.
 #[derive(Debug, Default)]
 pub struct Receiving {
-    peer: Option<(LinkAddress, u32)>,
-    pub(crate) access: Access,
-    min_rnr_timer: u8,
-    pub(crate) max_dest_rd_atomic: u8,
+    // The attributes that modifies have set.
+    pub(crate) attributes: QpAttributes,
 }
 
 impl Receiving {
-    pub(crate) fn set(&mut self, given: &QpAttributes, all: &QpAttributes) {
-        let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);
-        set(&mut self.min_rnr_timer, given.min_rnr_timer);
-        set(&mut self.max_dest_rd_atomic, given.max_dest_rd_atomic);
-        self.access = given.qp_access_flags.unwrap_or(self.access);
-        if let (Some(path), Some(number)) = (all.ah_attr, all.dest_qp_num) {
-            self.peer = Some((path.address, number.value()));
-        }
+    pub(crate) fn access(&self) -> Access {
+        self.attributes.qp_access_flags.unwrap_or_default()
     }
 
-    pub(crate) const fn peer(&self) -> Option<(LinkAddress, u32)> {
-        self.peer
+    // Requests are served one at a time, which any budget except 0 permits.
+    pub(crate) fn has_read_budget(&self) -> bool {
+        self.attributes.max_dest_rd_atomic.unwrap_or_default() > 0
     }
 
     fn permit(&self, needed: Access) -> Result<(), Refusal> {
-        match self.access.contains(needed) {
-            true => Ok(()),
-            false => Err(Refusal::INVALID),
-        }
+        let needs_budget = needed.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+        let is_in_budget = !needs_budget || self.has_read_budget();
+        let is_permitted = self.access().contains(needed) && is_in_budget;
+        is_permitted.then_some(()).ok_or(Refusal::INVALID)
     }
 }
 
@@ -70,7 +65,7 @@ impl<'a, D: Form> Asker<'a, D> {
     /// Whether the locked responder is connected to it, and its port is active.
     pub(crate) fn is_at_other_end_of(&self, peer: &Receiving) -> bool {
         let is_active = self.qp.is_none_or(|qp| qp.device.is_port_active());
-        peer.peer == Some(self.from) && is_active
+        peer_of(&peer.attributes) == Some(self.from) && is_active
     }
 }
 
@@ -96,28 +91,25 @@ pub(crate) enum Refusal {
     Absent,
     /// The peer has no receive for the request; the value is the code of its RNR timer.
     NoReceive(u8),
-    /// The status of the request, the status of its receive, and the event of the peer's program.
-    With {
-        sender: WcStatus,
-        receiver: WcStatus,
-        event: EventType,
-    },
+    /// The request fails with the first status. Unless the poster's own memory is at fault, the peer fails too: its receive
+    /// with the second status, and its program gets the event.
+    Failed(WcStatus, Option<(WcStatus, EventType)>),
 }
 
 impl Refusal {
-    const INVALID: Self = Self::With {
-        sender: WcStatus::RemInvReqErr,
-        receiver: WcStatus::RemInvReqErr,
-        event: EventType::QpReqErr,
-    };
+    const INVALID: Self = Self::of_peer(
+        WcStatus::RemInvReqErr,
+        WcStatus::RemInvReqErr,
+        EventType::QpReqErr,
+    );
 
-    fn of_receive(sender: WcStatus, receiver: WcStatus) -> Self {
-        let event = EventType::QpReqErr;
-        Self::With {
-            sender,
-            receiver,
-            event,
-        }
+    const fn of_peer(sender: WcStatus, receiver: WcStatus, event: EventType) -> Self {
+        Self::Failed(sender, Some((receiver, event)))
+    }
+
+    /// A fault of the poster's own memory.
+    pub(crate) fn local(fault: Fault) -> Self {
+        Self::Failed(fault.local_status(), None)
     }
 }
 
@@ -129,21 +121,23 @@ impl From<Fault> for Refusal {
             | Fault::Length
             | Fault::NotPermitted
             | Fault::UnknownOperation => Self::INVALID,
-            _ => Self::With {
-                sender: WcStatus::RemAccessErr,
-                receiver: WcStatus::RemAccessErr,
-                event: EventType::QpAccessErr,
-            },
+            _ => Self::of_peer(
+                WcStatus::RemAccessErr,
+                WcStatus::RemAccessErr,
+                EventType::QpAccessErr,
+            ),
         }
     }
 }
 
-fn takes<D: Form>(asker: &Asker<'_, D>, peer: &Qp<D>, half: &Responder<D>) -> bool {
-    let receives = matches!(
-        peer.state(),
-        QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
-    );
-    receives && asker.is_at_other_end_of(&half.driver) && peer.device.is_port_active()
+impl From<ReceiveFault> for Refusal {
+    fn from(fault: ReceiveFault) -> Self {
+        let (sender, receiver) = match fault {
+            ReceiveFault::Entry(fault) => (WcStatus::RemOpErr, fault.local_status()),
+            ReceiveFault::TooLong => (WcStatus::RemInvReqErr, WcStatus::LocLenErr),
+        };
+        Self::of_peer(sender, receiver, EventType::QpReqErr)
+    }
 }
 
 /// Executes a request at the peer.
@@ -153,18 +147,17 @@ pub(crate) fn respond<'p, D: Form>(
     asked: &Asked<'_>,
     cx: &mut Cx<'p, D>,
 ) -> Result<Answer<'p>, Refusal> {
-    with_peer(asker, peer, cx, |half, cx| match asked.op {
-        Op::Send(beside) => send(asker, peer, half, asked, beside, cx),
-        Op::Write(remote, imm) => write(asker, peer, half, asked, remote, imm, cx),
-        Op::Read(remote, _) => read(peer, half, remote, asked.length, cx),
+    at_peer(asker, peer, cx, |target| match asked.op {
+        Op::Send(beside) => target.send(asked, beside),
+        Op::Write(remote, imm) => target.write(asked, remote, imm),
+        Op::Read(remote, _) => {
+            let source = target.memory(remote, asked.length, Access::REMOTE_READ);
+            source.map(Answer::Octets)
+        }
         Op::CompareSwap(remote, compare, swap) => {
-            let change = |now| (now == compare).then_some(swap);
-            atomic(peer, half, remote, change, cx)
+            target.atomic(remote, |now| (now == compare).then_some(swap))
         }
-        Op::FetchAdd(remote, add) => {
-            let change = |now: u64| Some(now.wrapping_add(add));
-            atomic(peer, half, remote, change, cx)
-        }
+        Op::FetchAdd(remote, add) => target.atomic(remote, |now| Some(now.wrapping_add(add))),
         _ => Err(Refusal::INVALID),
     })
 }
@@ -177,215 +170,167 @@ pub(crate) fn extension<D: Form>(
     message: &[u8],
     cx: &mut Cx<'_, D>,
 ) -> Result<Octets, Refusal> {
-    with_peer(asker, peer, cx, |half, cx| {
+    at_peer(asker, peer, cx, |target| {
         let emulation = peer.device.operation_numbered(extension, operation);
         let emulation = emulation.ok_or(Refusal::INVALID)?;
-        let (users, access) = ((half.pd, peer.qpn), half.driver.access);
-        let keys = peer.device.keys();
-        let memory = TargetMemory::new(keys, cx.pin, users, access, Aligned::Address);
+        let (users, access) = ((peer.pd, peer.qpn), target.half.driver.access());
+        let (keys, pin) = (peer.device.keys(), target.cx.pin);
+        let memory = TargetMemory::new(keys, pin, users, access, Aligned::Address);
         let mut answer = Octets::new();
         operation::respond(emulation, message, None, &memory, &mut answer)?;
         Ok(answer)
     })
 }
 
-fn with_peer<'p, D: Form, T>(
+fn at_peer<'p, D: Form, T>(
     asker: &Asker<'_, D>,
     peer: &Qp<D>,
     cx: &mut Cx<'p, D>,
-    work: impl FnOnce(&mut Responder<D>, &mut Cx<'p, D>) -> Result<T, Refusal>,
+    work: impl FnOnce(&mut Target<'_, 'p, D>) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
     let mut half = peer.responder();
-    if !takes(asker, peer, &half) {
+    let mut target = Target {
+        asker,
+        qp: peer,
+        half: &mut half,
+        cx,
+    };
+    if !target.takes_requests() {
         return Err(Refusal::Absent);
     }
-    peer.note_arrival(&mut half, cx);
-    let answer = work(&mut half, cx);
-    if let Err(Refusal::With {
-        receiver, event, ..
-    }) = answer
-    {
-        peer.fail_responder(&mut half, receiver, event, cx);
+    peer.note_arrival(target.half, target.cx);
+    let answer = work(&mut target);
+    if let Err(Refusal::Failed(_, Some((receiver, event)))) = answer {
+        target.fail(receiver, event);
     }
     answer
 }
 
-fn check<'p, D: Form>(
-    peer: &Qp<D>,
-    half: &Responder<D>,
-    remote: RemoteAddress,
-    length: u64,
-    access: Access,
-    cx: &Cx<'p, D>,
-) -> Result<Region<'p>, Fault> {
-    let user = RemoteUse {
-        pd: half.pd,
-        qpn: peer.qpn,
-        access,
-    };
-    let keys = peer.device.keys();
-    keys.check_remote(cx.pin, remote.rkey.value(), remote.addr, length, user)
+/// A queue pair that executes a request of its peer, with its responder locked.
+struct Target<'t, 'p, D: Form> {
+    asker: &'t Asker<'t, D>,
+    qp: &'t Qp<D>,
+    half: &'t mut Responder<D>,
+    cx: &'t mut Cx<'p, D>,
 }
 
-fn take_receive<D: Form>(
-    asker: &Asker<'_, D>,
-    peer: &Qp<D>,
-    half: &mut Responder<D>,
-    cx: &mut Cx<'_, D>,
-) -> Result<(), Refusal> {
-    if half.current.is_none() {
-        half.current = peer.take_receive(half, asker.qp, &mut cx.effects);
+impl<'p, D: Form> Target<'_, 'p, D> {
+    fn takes_requests(&self) -> bool {
+        let receives = matches!(
+            self.qp.state(),
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+        );
+        let is_connected = self.asker.is_at_other_end_of(&self.half.driver);
+        receives && is_connected && self.qp.device.is_port_active()
     }
-    match half.current {
-        Some(_) => Ok(()),
-        None => Err(Refusal::NoReceive(half.driver.min_rnr_timer)),
-    }
-}
 
-fn send<'p, D: Form>(
-    asker: &Asker<'_, D>,
-    peer: &Qp<D>,
-    half: &mut Responder<D>,
-    asked: &Asked<'_>,
-    beside: SendExtra,
-    cx: &mut Cx<'p, D>,
-) -> Result<Answer<'p>, Refusal> {
-    take_receive(asker, peer, half, cx)?;
-    let Some(receive) = half.current.take() else {
-        return Err(Refusal::INVALID);
-    };
-    let mut spans = Spans::new();
-    let length = asked.payload.len() as u64;
-    if let Err(fault) = peer.gather_receive(&receive, length, cx, &mut spans) {
-        half.current = Some(receive);
-        let own = fault.local_status();
-        return Err(Refusal::of_receive(WcStatus::RemOpErr, own));
+    fn fail(&mut self, receiver: WcStatus, event: EventType) {
+        self.qp.fail_responder(self.half, receiver, event, self.cx);
     }
-    let room: usize = spans.iter().map(|span| span.len()).sum();
-    if asked.payload.len() > room {
-        half.current = Some(receive);
-        let long = WcStatus::LocLenErr;
-        return Err(Refusal::of_receive(WcStatus::RemInvReqErr, long));
-    }
-    scatter_at(&spans, 0, &asked.payload);
-    let (flags, imm) = match beside {
-        SendExtra::Nothing => (WcFlags::empty(), [0; 4]),
-        SendExtra::Immediate(imm) => (WcFlags::WITH_IMM, imm),
-        SendExtra::Invalidate(key) => {
-            if invalidate(peer, key).is_err() {
-                // The payload was placed: the receive fails, and the sender succeeds.
-                half.current = Some(receive);
-                peer.fail_responder(half, WcStatus::RemInvReqErr, EventType::QpReqErr, cx);
-                return Ok(Answer::Taken);
-            }
-            (WcFlags::WITH_INV, key.to_be_bytes())
-        }
-    };
-    half.counters.receives += 1;
-    let done = Done {
-        opcode: WcOpcode::Recv,
-        flags,
-        imm,
-        byte_len: asked.payload.len() as u32,
-        solicited: asked.flags.contains(SendFlags::SOLICITED),
-        ..Done::default()
-    };
-    peer.complete_receive(&receive, done, cx);
-    Ok(Answer::Taken)
-}
 
-fn invalidate<D: Form>(peer: &Qp<D>, key: u32) -> Result<(), Fault> {
-    let management = peer.device.memory_management();
-    let management = management.ok_or(Fault::CannotInvalidate)?;
-    management.invalidate_remote(key, peer.pd, peer.qpn)
-}
-
-fn write<'p, D: Form>(
-    asker: &Asker<'_, D>,
-    peer: &Qp<D>,
-    half: &mut Responder<D>,
-    asked: &Asked<'_>,
-    remote: RemoteAddress,
-    imm: Option<[u8; 4]>,
-    cx: &mut Cx<'p, D>,
-) -> Result<Answer<'p>, Refusal> {
-    half.driver.permit(Access::REMOTE_WRITE)?;
-    let length = asked.payload.len();
-    let region = match length {
-        // A write of no bytes names no memory.
-        0 => None,
-        _ => Some(check(
-            peer,
-            half,
-            remote,
-            length as u64,
-            Access::REMOTE_WRITE,
-            cx,
-        )?),
-    };
-    if imm.is_some() {
-        take_receive(asker, peer, half, cx)?;
-    }
-    if let Some(region) = region {
+    /// The memory that the request names, with these rights.
+    fn memory(
+        &self,
+        remote: RemoteAddress,
+        length: u64,
+        access: Access,
+    ) -> Result<Spans<'p>, Refusal> {
+        self.half.driver.permit(access)?;
         let mut spans = Spans::new();
-        region.for_each(|span| spans.push(span));
-        scatter_at(&spans, 0, &asked.payload);
+        // A request of no bytes names no memory.
+        if length > 0 {
+            let (pin, key) = (self.cx.pin, remote.rkey.value());
+            let region = self.qp.peer_region(pin, key, remote.addr, length, access)?;
+            region.for_each(|span| spans.push(span));
+        }
+        Ok(spans)
     }
-    if let Some(imm) = imm
-        && let Some(receive) = half.current.take()
-    {
-        half.counters.receives += 1;
+
+    fn take_receive(&mut self) -> Result<Receive, Refusal> {
+        let effects = &mut self.cx.effects;
+        let receive = self.qp.take_receive(self.half, self.asker.qp, effects);
+        let delay = self.half.driver.attributes.min_rnr_timer;
+        receive.ok_or(Refusal::NoReceive(delay.unwrap_or_default()))
+    }
+
+    /// Completes a receive that took the whole request.
+    fn complete(&mut self, receive: &Receive, asked: &Asked<'_>, done: Done) -> Answer<'p> {
+        self.half.counters.receives += 1;
+        let done = Done {
+            byte_len: asked.payload.len() as u32,
+            solicited: asked.flags.contains(SendFlags::SOLICITED),
+            ..done
+        };
+        self.qp.complete_receive(receive, done, self.cx);
+        Answer::Taken
+    }
+
+    fn send(&mut self, asked: &Asked<'_>, beside: SendExtra) -> Result<Answer<'p>, Refusal> {
+        let receive = self.take_receive()?;
+        if let Err(fault) = self.qp.fill_receive(&receive, 0, &asked.payload, self.cx) {
+            self.half.current = Some(receive);
+            return Err(fault.into());
+        }
+        let (flags, imm) = match beside {
+            SendExtra::Nothing => (WcFlags::empty(), [0; 4]),
+            SendExtra::Immediate(imm) => (WcFlags::WITH_IMM, imm),
+            SendExtra::Invalidate(key) => {
+                if self.invalidate(key).is_err() {
+                    // The payload was placed: the receive fails, and the sender succeeds.
+                    self.half.current = Some(receive);
+                    self.fail(WcStatus::RemInvReqErr, EventType::QpReqErr);
+                    return Ok(Answer::Taken);
+                }
+                (WcFlags::WITH_INV, key.to_be_bytes())
+            }
+        };
+        let done = Done {
+            opcode: WcOpcode::Recv,
+            flags,
+            imm,
+            ..Done::default()
+        };
+        Ok(self.complete(&receive, asked, done))
+    }
+
+    fn invalidate(&self, key: u32) -> Result<(), Fault> {
+        let management = self.qp.device.memory_management();
+        let management = management.ok_or(Fault::CannotInvalidate)?;
+        management.invalidate_remote(key, self.qp.pd, self.qp.qpn)
+    }
+
+    fn write(
+        &mut self,
+        asked: &Asked<'_>,
+        remote: RemoteAddress,
+        imm: Option<[u8; 4]>,
+    ) -> Result<Answer<'p>, Refusal> {
+        let length = asked.payload.len() as u64;
+        let target = self.memory(remote, length, Access::REMOTE_WRITE)?;
+        let receive = imm.map(|_| self.take_receive()).transpose()?;
+        scatter_at(&target, 0, &asked.payload);
+        let Some((imm, receive)) = imm.zip(receive) else {
+            return Ok(Answer::Taken);
+        };
         let done = Done {
             opcode: WcOpcode::RecvRdmaWithImm,
             flags: WcFlags::WITH_IMM,
             imm,
-            byte_len: length as u32,
-            solicited: asked.flags.contains(SendFlags::SOLICITED),
             ..Done::default()
         };
-        peer.complete_receive(&receive, done, cx);
+        Ok(self.complete(&receive, asked, done))
     }
-    Ok(Answer::Taken)
-}
 
-fn read<'p, D: Form>(
-    peer: &Qp<D>,
-    half: &Responder<D>,
-    remote: RemoteAddress,
-    length: u64,
-    cx: &Cx<'p, D>,
-) -> Result<Answer<'p>, Refusal> {
-    half.driver.permit(Access::REMOTE_READ)?;
-    has_budget(half)?;
-    let mut spans = Spans::new();
-    if length > 0 {
-        let region = check(peer, half, remote, length, Access::REMOTE_READ, cx)?;
-        region.for_each(|span| spans.push(span));
-    }
-    Ok(Answer::Octets(spans))
-}
-
-fn atomic<'p, D: Form>(
-    peer: &Qp<D>,
-    half: &Responder<D>,
-    remote: RemoteAddress,
-    change: impl Fn(u64) -> Option<u64>,
-    cx: &Cx<'p, D>,
-) -> Result<Answer<'p>, Refusal> {
-    if !remote.addr.is_multiple_of(8) {
-        return Err(Refusal::INVALID);
-    }
-    half.driver.permit(Access::REMOTE_ATOMIC)?;
-    has_budget(half)?;
-    let word = check(peer, half, remote, 8, Access::REMOTE_ATOMIC, cx)?.first(8);
-    let original = word.update_u64(change).ok_or(Refusal::INVALID)?;
-    Ok(Answer::Original(original))
-}
-
-// Requests are served one at a time, which any budget except 0 permits.
-fn has_budget<D: Form>(half: &Responder<D>) -> Result<(), Refusal> {
-    match half.driver.max_dest_rd_atomic {
-        0 => Err(Refusal::INVALID),
-        _ => Ok(()),
+    fn atomic(
+        &self,
+        remote: RemoteAddress,
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> Result<Answer<'p>, Refusal> {
+        if !remote.addr.is_multiple_of(8) {
+            return Err(Refusal::INVALID);
+        }
+        let word = self.memory(remote, 8, Access::REMOTE_ATOMIC)?;
+        let original = word.first().and_then(|word| word.update_u64(change));
+        original.map(Answer::Original).ok_or(Refusal::INVALID)
     }
 }

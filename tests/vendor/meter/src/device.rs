@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use delegate::delegate;
 use verbs_api::VerbError;
 use verbs_api::capability::{DeviceAttributes, Grant, Limit, PortAttributes};
 use verbs_api::ids::Port;
@@ -58,12 +59,11 @@ impl DeviceOps for Device {
         counters
     }
 
-    fn carrier(&self) -> Option<Carrier> {
-        self.behind.carrier()
-    }
-
-    fn is_idle(&self) -> bool {
-        self.behind.is_idle()
+    delegate! {
+        to self.behind {
+            fn carrier(&self) -> Option<Carrier>;
+            fn is_idle(&self) -> bool;
+        }
     }
 }
 
@@ -73,10 +73,6 @@ struct Context {
 }
 
 impl ContextOps for Context {
-    fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        self.behind.query_port(port)
-    }
-
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
         let meter = Arc::clone(&self.meter);
         self.behind.alloc_pd(wrapping(reply, move |behind| {
@@ -94,8 +90,11 @@ impl ContextOps for Context {
         );
     }
 
-    fn close(&self) {
-        self.behind.close();
+    delegate! {
+        to self.behind {
+            fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError>;
+            fn close(&self);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use delegate::delegate;
 use verbs_api::VerbError;
 use verbs_api::ids::{LKey, RKey};
 use verbs_api::memory::MwType;
@@ -28,14 +29,6 @@ impl PdOps for Domain {
             init,
             wrapping(reply, |behind| Arc::new(MemoryRegion { behind })),
         );
-    }
-
-    fn alloc_mr(&self, id: ObjectId, max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
-        self.behind.alloc_mr(id, max_num_sg, reply);
-    }
-
-    fn alloc_mw(&self, id: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
-        self.behind.alloc_mw(id, mw_type, reply);
     }
 
     fn create_srq(&self, mut init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
@@ -72,12 +65,13 @@ impl PdOps for Domain {
         self.behind.create_qp(init, reply);
     }
 
-    fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
-        self.behind.create_ah(path, reply);
-    }
-
-    fn dealloc(&self, reply: Reply<()>) {
-        self.behind.dealloc(reply);
+    delegate! {
+        to self.behind {
+            fn alloc_mr(&self, id: ObjectId, max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>);
+            fn alloc_mw(&self, id: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>);
+            fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>);
+            fn dealloc(&self, reply: Reply<()>);
+        }
     }
 }
 
@@ -99,14 +93,6 @@ struct MemoryRegion {
 }
 
 impl MrOps for MemoryRegion {
-    fn lkey(&self) -> LKey {
-        self.behind.lkey()
-    }
-
-    fn rkey(&self) -> RKey {
-        self.behind.rkey()
-    }
-
     fn rereg(&self, mut change: MrChange, reply: Reply<()>) {
         if let Some(pd) = &change.pd {
             match own::<Domain, _>(pd, "pd") {
@@ -117,7 +103,11 @@ impl MrOps for MemoryRegion {
         self.behind.rereg(change, reply);
     }
 
-    fn dereg(&self, reply: Reply<()>) {
-        self.behind.dereg(reply);
+    delegate! {
+        to self.behind {
+            fn lkey(&self) -> LKey;
+            fn rkey(&self) -> RKey;
+            fn dereg(&self, reply: Reply<()>);
+        }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Everything else is done by the inner device: the meter forwards each verb and its answer.
 #![forbid(unsafe_code)]
+// A method with a default would be lost if it were not forwarded.
+#![warn(clippy::missing_trait_methods)]
 
 mod completion_queue;
 mod device;
@@ -33,6 +35,10 @@ pub static PROVIDER: Metered = Metered {
 
 link_provider!(PROVIDER);
 
+#[expect(
+    clippy::missing_trait_methods,
+    reason = "the devices of the meter stay, and are no fallback"
+)]
 impl Provider for Metered {
     fn name(&self) -> &'static str {
         "acme-meter"

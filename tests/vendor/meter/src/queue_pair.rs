@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use verbs_api::ids::{Gid, Qpn};
+use delegate::delegate;
+use verbs_api::ids::{Gid, Psn, Qpn};
 use verbs_api::provider::{PostOps, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpStatus};
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, WorkRequest};
-use verbs_api::{RKey, VerbError};
+use verbs_api::{QpEndpoint, RKey, VerbError};
 
 use crate::meter::{Meter, Posted};
 
@@ -21,6 +22,11 @@ impl PostOps for QueuePair {
         self.meter.sends(requests.len(), outcome)
     }
 
+    fn post_send_whole(&self, requests: &[WorkRequest<'_>]) -> Posted {
+        self.behind.poster().post_send_whole(requests)?;
+        self.meter.sends(requests.len(), Ok(()))
+    }
+
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Posted {
         let outcome = self.behind.poster().post_recv(requests);
         self.meter.receives(requests.len(), outcome)
@@ -32,44 +38,8 @@ impl QpOps for QueuePair {
         self
     }
 
-    fn admit(&self, open: bool) {
-        self.behind.admit(open);
-    }
-
-    fn qp_num(&self) -> Qpn {
-        self.behind.qp_num()
-    }
-
-    fn cap(&self) -> QpCap {
-        self.behind.cap()
-    }
-
-    fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
-        self.behind.modify(attributes, reply);
-    }
-
-    fn keep_receives(&self) {
-        self.behind.keep_receives();
-    }
-
-    fn query(&self) -> Result<QpStatus, VerbError> {
-        self.behind.query()
-    }
-
-    fn counters(&self) -> QpCounters {
-        self.behind.counters()
-    }
-
-    fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason> {
-        self.behind.bind_mw(bind)
-    }
-
-    fn attach_multicast(&self, group: Gid, reply: Reply<()>) {
-        self.behind.attach_multicast(group, reply);
-    }
-
-    fn detach_multicast(&self, group: Gid, reply: Reply<()>) {
-        self.behind.detach_multicast(group, reply);
+    fn connect(self: Arc<Self>, peer: &QpEndpoint, steps: [QpAttributes; 3], reply: Reply<()>) {
+        Arc::clone(&self.behind).connect(peer, steps, reply);
     }
 
     fn destroy(&self, reply: Reply<()>) {
@@ -81,5 +51,21 @@ impl QpOps for QueuePair {
             reply.send(destroyed);
         });
         self.behind.destroy(reply);
+    }
+
+    delegate! {
+        to self.behind {
+            fn admit(&self, open: bool);
+            fn qp_num(&self) -> Qpn;
+            fn starting_psn(&self) -> Psn;
+            fn cap(&self) -> QpCap;
+            fn modify(&self, attributes: QpAttributes, reply: Reply<()>);
+            fn keep_receives(&self);
+            fn query(&self) -> Result<QpStatus, VerbError>;
+            fn counters(&self) -> QpCounters;
+            fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason>;
+            fn attach_multicast(&self, group: Gid, reply: Reply<()>);
+            fn detach_multicast(&self, group: Gid, reply: Reply<()>);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use delegate::delegate;
 use verbs_api::VerbError;
 use verbs_api::provider::{Reply, SrqOps};
 use verbs_api::wr::ReceiveRequest;
@@ -19,23 +20,14 @@ impl SrqOps for ReceiveQueue {
         self.meter.receives(requests.len(), outcome)
     }
 
-    fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>) {
-        self.behind.modify(srq_limit, max_wr, reply);
-    }
-
-    fn max_sge(&self) -> u32 {
-        self.behind.max_sge()
-    }
-
-    fn srq_num(&self) -> Option<u32> {
-        self.behind.srq_num()
-    }
-
-    fn query(&self) -> Result<(u32, u32), VerbError> {
-        self.behind.query()
-    }
-
-    fn destroy(&self, reply: Reply<()>) {
-        self.behind.destroy(reply);
+    delegate! {
+        to self.behind {
+            fn modify(&self, srq_limit: Option<u32>, max_wr: Option<u32>, reply: Reply<()>);
+            fn max_sge(&self) -> u32;
+            fn srq_num(&self) -> Option<u32>;
+            fn query(&self) -> Result<(u32, u32), VerbError>;
+            fn posted(&self) -> Option<u32>;
+            fn destroy(&self, reply: Reply<()>);
+        }
     }
 }

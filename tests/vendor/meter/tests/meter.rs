@@ -3,8 +3,8 @@
 use acme_meter::{PROVIDER, QUOTA};
 use polyverbs::capability::FeatureBits;
 use polyverbs::{
-    Access, Completion, Context, Device, ErrorKind, Features, Limit, Memory, Operations, QpOptions,
-    Registry, Requirements, SrqOptions, connect_pair, wr,
+    Access, Batch, Completion, Context, Device, ErrorKind, Features, Limit, Memory, Operations,
+    QpOptions, Registry, RemoteAddress, Requirements, SrqOptions, connect_pair, wr,
 };
 
 /// A device of its own for each test: the counters are the device's.
@@ -50,6 +50,30 @@ fn posted_and_polled_requests_are_counted() {
     let mut slots = [(); 4].map(|()| Completion::default());
     assert_eq!(cq.poll(&mut slots).unwrap().len(), 2);
     assert_eq!(counted(&device), [1, 2, 2]);
+}
+
+#[test]
+fn verbs_that_a_provider_may_leave_out_are_forwarded() {
+    let (device, context) = metered();
+    let (pd, cq) = (
+        context.alloc_pd().wait().unwrap(),
+        context.create_cq(16).wait().unwrap(),
+    );
+    let srq = pd.create_srq(SrqOptions::new(4)).wait().unwrap();
+    srq.post_receive(wr::ReceiveRequest::new(1, ())).unwrap();
+    assert_eq!(srq.query().unwrap().posted, Some(1));
+
+    let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    let (near, far) = (qp(), qp());
+    let connected = connect_pair(&near, &far, Access::REMOTE_WRITE);
+    connected.wait().unwrap();
+    let write = || wr::Write::new((), RemoteAddress::default());
+    let batch = |length| (0..length).map(|_| write()).collect::<Batch<'_>>();
+    near.post_whole(&mut batch(2)).unwrap();
+    assert_eq!(counted(&device), [2, 1, 0]);
+    let room = near.cap().max_send_wr;
+    near.post_whole(&mut batch(room + 1)).unwrap_err();
+    assert_eq!(counted(&device), [2, 1, 0], "all are posted, or none");
 }
 
 #[test]

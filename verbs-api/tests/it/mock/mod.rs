@@ -700,10 +700,31 @@ impl QpOps for MockQp {
     }
 }
 
+/// A provider whose devices are the last set that the test has put in.
 pub struct MockProvider {
     pub name: &'static str,
     pub version: u32,
-    pub devices: Result<Vec<Arc<MockDevice>>, VerbError>,
+    devices: Mutex<Result<Vec<Arc<MockDevice>>, VerbError>>,
+}
+
+impl MockProvider {
+    /// A provider without devices.
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            version: CONTRACT_VERSION,
+            devices: Mutex::new(Ok(Vec::new())),
+        }
+    }
+
+    pub fn put(&self, devices: &[&Arc<MockDevice>]) {
+        *self.devices.lock() = Ok(devices.iter().copied().cloned().collect());
+    }
+
+    /// Makes the provider fail to list its devices until the test puts some in.
+    pub fn fail(&self, error: VerbError) {
+        *self.devices.lock() = Err(error);
+    }
 }
 
 impl Provider for MockProvider {
@@ -716,37 +737,39 @@ impl Provider for MockProvider {
     }
 
     fn devices(&self, _: &Extensions) -> Result<DeviceList, VerbError> {
-        let devices = self.devices.clone()?;
+        let devices = self.devices.lock().clone()?;
         Ok(devices.into_iter().map(|device| device as _).collect())
+    }
+
+    fn refresh(&self, _: DeviceList, extensions: &Extensions) -> Result<DeviceList, VerbError> {
+        self.devices(extensions)
     }
 }
 
-pub fn provider(name: &'static str, devices: Vec<DeviceAttributes>) -> &'static MockProvider {
-    let device = |attributes| {
-        Arc::new(MockDevice {
-            mock: Arc::default(),
-            attributes,
-        })
-    };
-    let devices = Ok(devices.into_iter().map(device).collect());
-    Box::leak(Box::new(MockProvider {
-        name,
-        version: CONTRACT_VERSION,
-        devices,
-    }))
+pub fn device(attributes: DeviceAttributes) -> Arc<MockDevice> {
+    Arc::new(MockDevice {
+        mock: Arc::default(),
+        attributes,
+    })
+}
+
+/// A registry takes only providers that live as long as the process.
+pub fn provider(name: &'static str, devices: &[&Arc<MockDevice>]) -> &'static MockProvider {
+    let provider = Box::leak(Box::new(MockProvider::new(name)));
+    provider.put(devices);
+    provider
 }
 
 /// A device with these attributes, opened for every feature that it has.
 pub fn open_with(attributes: DeviceAttributes) -> (Arc<Mock>, Device, Context) {
     let everything = Requirements::everything_of(&attributes);
-    let provider = provider("mock", vec![attributes]);
-    let mock = Arc::clone(&provider.devices.as_ref().unwrap()[0].mock);
-    mock.record.store(true, Ordering::SeqCst);
+    let made = device(attributes);
+    made.mock.record.store(true, Ordering::SeqCst);
     let mut registry = Registry::new();
-    registry.add_provider(provider).unwrap();
+    registry.add_provider(provider("mock", &[&made])).unwrap();
     let device = registry.devices().next().unwrap().clone();
     let context = device.open(&everything).unwrap();
-    (mock, device, context)
+    (Arc::clone(&made.mock), device, context)
 }
 
 /// An InfiniBand-like device, opened for every feature that it has.
