@@ -28,7 +28,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
 use polyverbs_wire::iwarp::{Direction, Framing, fpdu, rdmap, start, terminate};
-use polyverbs_wire::layout::Header;
 use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope};
 
