@@ -424,6 +424,17 @@ impl State {
         Some(Notice::Request(sink, token(id), offer))
     }
 
+    // Removes the notice of a request that was not delivered yet; returns whether there was one. So while a sink keeps the thread
+    // that delivers notices, the notices of requests are limited as the requests are.
+    fn retract(&mut self, id: CommId) -> bool {
+        let is_it = |notice: &Notice| match notice {
+            Notice::Request(_, of, _) | Notice::Question(_, of, _) => *of == token(id),
+            _ => false,
+        };
+        let place = self.notices.iter().position(is_it);
+        place.is_some_and(|place| self.notices.remove(place).is_some())
+    }
+
     fn event(&mut self, id: CommId, event: CmEvent) -> Option<Notice> {
         match self.ends.get(&id) {
             Some(End::Joined(sink)) => Some(Notice::Event(Arc::clone(sink), event)),
@@ -440,8 +451,12 @@ impl State {
                 }
                 Some(Notice::Event(sink, event))
             }
-            Some(End::Asked(sink)) => Some(Notice::RequestWithdrawn(sink, token(id))),
-            Some(End::Questioned(sink)) => Some(Notice::QuestionWithdrawn(sink, token(id))),
+            Some(End::Asked(sink)) => {
+                (!self.retract(id)).then(|| Notice::RequestWithdrawn(sink, token(id)))
+            }
+            Some(End::Questioned(sink)) => {
+                (!self.retract(id)).then(|| Notice::QuestionWithdrawn(sink, token(id)))
+            }
             Some(End::Asking(..)) | None => None,
         }
     }
