@@ -110,8 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             arguments.files.unwrap_or(u64::MAX),
             |incoming, _| {
                 let accepted = store.accept(incoming);
-                let fail = |error| complain(&format!("no file can be taken: {error}"));
-                accepted.map_err(fail).ok()
+                accepted.map_err(|error| format!("no file can be taken: {error}"))
             },
             |server, connection, peer| {
                 let stored = store.take(server, &connection, peer, |_| ());

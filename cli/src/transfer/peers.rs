@@ -6,7 +6,7 @@
 //! The source address of a request can be forged. So a request takes a queue pair and no place, and ends no other peer; its
 //! peer gets a place when it completes the connection, which proves its address.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -18,6 +18,7 @@ use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
 use polyverbs::provider::Mutex;
 
 use super::{INTERRUPTED, PAUSE, Result};
+use crate::output::{complain, count};
 
 /// The reason with which a peer is refused while no place is free; it may try again.
 pub(crate) const BUSY: &str = "it serves as many as it may at one time";
@@ -64,18 +65,18 @@ impl Peers {
         }
     }
 
-    /// Serves `count` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it; its
-    /// second argument gives up the oldest request whose peer has not completed the connection, and returns whether there was
-    /// one. A peer that completes the connection gets a place as soon as one is free, and `work` serves it in a thread of its
-    /// own.
+    /// Serves `most` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it for a
+    /// reason, which is printed; its second argument gives up the oldest request whose peer has not completed the connection,
+    /// and returns whether there was one. A peer that completes the connection gets a place as soon as one is free, and `work`
+    /// serves it in a thread of its own.
     pub(crate) fn serve<S: Send>(
         &self,
         listener: &Listener,
-        count: u64,
+        most: u64,
         accept: impl Fn(
             Incoming,
             &mut dyn FnMut() -> bool,
-        ) -> Option<(S, Started<Connection, ConnectError>)>,
+        ) -> std::result::Result<(S, Started<Connection, ConnectError>), String>,
         work: impl Fn(S, Connection, &Arc<Peer>) + Sync,
     ) -> Result<()> {
         let (tell, told) = mpsc::channel();
@@ -88,8 +89,9 @@ impl Peers {
         await_next();
         let (mut unproven, mut waiting) = (VecDeque::<Accepted<S>>::new(), VecDeque::new());
         let (mut numbered, mut served) = (0, 0);
-        thread::scope(|scope| {
-            while served < count && !INTERRUPTED.load(Ordering::Relaxed) {
+        let mut refusals = Refusals::default();
+        let result = thread::scope(|scope| {
+            while served < most && !INTERRUPTED.load(Ordering::Relaxed) {
                 match told.recv_timeout(PAUSE) {
                     Ok(RequestEvent::Asked(incoming)) => {
                         await_next();
@@ -98,14 +100,19 @@ impl Peers {
                         let mut give_up = || unproven.pop_front().is_some();
                         if let Room::None = self.room_for(from) {
                             refuse(incoming, BUSY);
-                        } else if let Some((side, completed)) = accept(incoming, &mut give_up) {
-                            numbered += 1;
-                            let (number, tell) = (numbered, tell.clone());
-                            let one = Accepted { number, from, side };
-                            queue(&mut unproven, one, |one| one.from);
-                            completed.on_done(move |done| {
-                                _ = tell.send(RequestEvent::Completed(number, done));
-                            });
+                        } else {
+                            match accept(incoming, &mut give_up) {
+                                Ok((side, completed)) => {
+                                    numbered += 1;
+                                    let (number, tell) = (numbered, tell.clone());
+                                    let one = Accepted { number, from, side };
+                                    queue(&mut unproven, one, |one| one.from);
+                                    completed.on_done(move |done| {
+                                        _ = tell.send(RequestEvent::Completed(number, done));
+                                    });
+                                }
+                                Err(reason) => print_all(refusals.add(reason)),
+                            }
                         }
                     }
                     Ok(RequestEvent::Completed(number, done)) => {
@@ -118,7 +125,7 @@ impl Peers {
                     Err(_) => {}
                 }
                 let next = |(one, _): &(Accepted<S>, _)| Some((self.admit(one.from)?, one.number));
-                while served < count
+                while served < most
                     && let Some((place, number)) = waiting.iter().find_map(next)
                 {
                     // The connection moves to the thread only once the thread runs; if no thread can be had, the next turn tries again.
@@ -133,6 +140,7 @@ impl Peers {
                         break;
                     }
                     served += 1;
+                    print_all(refusals.end());
                     let index = waiting.iter().position(|(one, _)| one.number == number);
                     // The thread exists and waits for the connection.
                     let _ = index
@@ -141,7 +149,9 @@ impl Peers {
                 }
             }
             Ok(())
-        })
+        });
+        print_all(refusals.end());
+        result
     }
 
     fn room_for(&self, from: Option<IpAddr>) -> Room {
@@ -183,6 +193,32 @@ impl Peers {
         self.served.lock().push(Arc::clone(&peer));
         Some(Place { peers: self, peer })
     }
+}
+
+/// The reasons for which requests were refused since a peer was last served, each with the number of these requests. Requests may
+/// be forged, so a reason is printed once, and again with the number when a peer, whose address is proven, is served.
+#[derive(Default)]
+struct Refusals(BTreeMap<String, u64>);
+
+impl Refusals {
+    /// Counts a request; returns the line to print if it is the first one with this reason.
+    fn add(&mut self, reason: String) -> Option<String> {
+        let count = self.0.entry(reason.clone()).or_default();
+        *count += 1;
+        (*count == 1).then_some(reason)
+    }
+
+    /// Forgets the reasons, because a peer is served or none will be; returns the lines to print.
+    fn end(&mut self) -> Vec<String> {
+        let all = std::mem::take(&mut self.0).into_iter();
+        all.filter(|(_, requests)| *requests > 1)
+            .map(|(reason, requests)| format!("{reason} ({})", count(requests, "request")))
+            .collect()
+    }
+}
+
+fn print_all(lines: impl IntoIterator<Item = String>) {
+    lines.into_iter().for_each(|line| complain(&line));
 }
 
 /// The place that a peer could get.
@@ -321,6 +357,21 @@ mod tests {
         }
         let expected = (256 - MOST_WAITING..256).map(|number| address(number as u8));
         assert!(all.iter().copied().eq(expected), "{all:?}");
+    }
+
+    #[test]
+    fn a_reason_is_printed_once_until_a_peer_is_served() {
+        let mut refusals = Refusals::default();
+        let mut add = |reason: &str| refusals.add(reason.to_owned());
+        assert_eq!(add("no memory"), Some("no memory".to_owned()));
+        assert_eq!(add("no queue pair"), Some("no queue pair".to_owned()));
+        for _ in 0..1000 {
+            assert_eq!(add("no memory"), None);
+        }
+        assert_eq!(refusals.end(), ["no memory (1001 requests)"]);
+        assert!(refusals.end().is_empty());
+        let again = "no memory".to_owned();
+        assert_eq!(refusals.add(again.clone()), Some(again));
     }
 
     #[test]

@@ -85,29 +85,44 @@ enum ListenerSink {
 impl Agent {
     /// Returns an agent of this port, whose services are in this port space.
     pub fn of(port: &Arc<dyn ManagementPort>, space: PortSpace) -> Result<Arc<Self>, ConnectError> {
-        let sink = port.attach(&mut || DeviceManager::new(port));
-        let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
-        let device = sink.as_any().downcast().map_err(foreign)?;
-        Ok(Arc::new(Self { device, space }))
-    }
-}
-
-impl DeviceManager {
-    fn new(port: &Arc<dyn ManagementPort>) -> Arc<Self> {
         let (comm_id_base, comm_id_bits) = port.communication_ids();
         // A process that starts anew is another adapter: it has none of the queue pairs of the one before.
-        let manager = Manager::new(ManagerOptions {
+        let options = ManagerOptions {
             ca_guid: liveness::guid(random() as u32),
             comm_id_base,
             comm_id_bits,
             seed: random(),
             liveness_interval: Some(LIVENESS_INTERVAL),
             ..ManagerOptions::default()
-        });
+        };
+        Self::with_options(port, space, &options)
+    }
+
+    /// Returns an agent of this port, whose services are in this port space. The first agent of a port makes the device's connection
+    /// manager, with these options.
+    pub fn with_options(
+        port: &Arc<dyn ManagementPort>,
+        space: PortSpace,
+        options: &ManagerOptions,
+    ) -> Result<Arc<Self>, ConnectError> {
+        let sink = port.attach(&mut || DeviceManager::new(port, options.clone()));
+        let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
+        let device = sink.as_any().downcast().map_err(foreign)?;
+        Ok(Arc::new(Self { device, space }))
+    }
+
+    /// Returns the number of connections of the device in any state.
+    pub fn connections(&self) -> usize {
+        self.device.lock().manager.connections()
+    }
+}
+
+impl DeviceManager {
+    fn new(port: &Arc<dyn ManagementPort>, options: ManagerOptions) -> Arc<Self> {
         Arc::new(Self {
             port: Arc::downgrade(port),
             state: Mutex::new(State {
-                manager,
+                manager: Manager::new(options),
                 ends: BTreeMap::new(),
                 timewait: BTreeMap::new(),
                 listeners: BTreeMap::new(),
@@ -409,6 +424,17 @@ impl State {
         Some(Notice::Request(sink, token(id), offer))
     }
 
+    // Removes the notice of a request that was not delivered yet; returns whether there was one. So while a sink keeps the thread
+    // that delivers notices, the notices of requests are limited as the requests are.
+    fn retract(&mut self, id: CommId) -> bool {
+        let is_it = |notice: &Notice| match notice {
+            Notice::Request(_, of, _) | Notice::Question(_, of, _) => *of == token(id),
+            _ => false,
+        };
+        let place = self.notices.iter().position(is_it);
+        place.is_some_and(|place| self.notices.remove(place).is_some())
+    }
+
     fn event(&mut self, id: CommId, event: CmEvent) -> Option<Notice> {
         match self.ends.get(&id) {
             Some(End::Joined(sink)) => Some(Notice::Event(Arc::clone(sink), event)),
@@ -425,8 +451,12 @@ impl State {
                 }
                 Some(Notice::Event(sink, event))
             }
-            Some(End::Asked(sink)) => Some(Notice::RequestWithdrawn(sink, token(id))),
-            Some(End::Questioned(sink)) => Some(Notice::QuestionWithdrawn(sink, token(id))),
+            Some(End::Asked(sink)) => {
+                (!self.retract(id)).then(|| Notice::RequestWithdrawn(sink, token(id)))
+            }
+            Some(End::Questioned(sink)) => {
+                (!self.retract(id)).then(|| Notice::QuestionWithdrawn(sink, token(id)))
+            }
             Some(End::Asking(..)) | None => None,
         }
     }

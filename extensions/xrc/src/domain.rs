@@ -52,12 +52,16 @@ impl Domain {
         Self::new(None)
     }
 
-    /// Opens or creates the domain of a file on a device, as `how` says.
+    /// Opens or creates the domain of a file on a device, as `how` says. A name of the file that another process has given up may
+    /// remain taken, because a child of a fork still has it: this waits for that child, but no longer than `patience`.
     pub(crate) fn of_file(
         device: DeviceId,
         file: FileId,
         how: OpenXrcd<'_>,
+        patience: Duration,
     ) -> Result<Arc<Self>, VerbError> {
+        // Checked before the flags: a domain of another process is not taken for none. No lock is held while this waits.
+        let claim = Claim::of(file, patience)?;
         let mut known = KNOWN.lock();
         // A thread may hold a reference for a moment after the domain has ended.
         known.retain(|one| one.domain.upgrade().is_some_and(|domain| domain.is_there()));
@@ -65,8 +69,6 @@ impl Domain {
             .iter()
             .find(|one| one.device == device && one.file == file)
             .and_then(|one| one.domain.upgrade());
-        // Checked before the flags: a domain of another process is not taken for none.
-        let claim = Claim::of(file)?;
         match domain {
             Some(_) if how.create && how.exclusive => Err(VerbError::argument(
                 "oflags",
@@ -201,26 +203,30 @@ struct Claim {
     forks: u64,
 }
 
-/// The name that belongs to a file, and the number of claims of this process to the file.
+/// The number of claims of this process to a file, and the name that belongs to the file. The first claim takes the name, and later
+/// ones wait for that.
+#[derive(Default)]
 struct Claimed {
-    _name: Name,
     claims: usize,
+    name: Arc<Mutex<Option<Name>>>,
 }
 
 impl Claim {
-    fn of(file: FileId) -> Result<Self, VerbError> {
-        match CLAIMS.lock().entry(file) {
-            Entry::Occupied(mut claimed) => claimed.get_mut().claims += 1,
-            Entry::Vacant(free) => {
-                let name = take(&name_of(file))?;
-                free.insert(Claimed {
-                    _name: name,
-                    claims: 1,
-                });
-            }
-        }
+    fn of(file: FileId, patience: Duration) -> Result<Self, VerbError> {
+        let mut claims = CLAIMS.lock();
+        let claimed = claims.entry(file).or_default();
+        claimed.claims += 1;
+        let name = Arc::clone(&claimed.name);
+        drop(claims);
+        // The claim ends again if the name cannot be taken.
         let forks = forks();
-        Ok(Self { file, forks })
+        let claim = Self { file, forks };
+        let mut name = name.lock();
+        if name.is_none() {
+            *name = Some(take(&name_of(file), patience)?);
+        }
+        drop(name);
+        Ok(claim)
     }
 }
 
@@ -244,15 +250,15 @@ fn name_of(file: FileId) -> String {
     format!("polyverbs-xrc/{file}")
 }
 
-fn take(name: &str) -> Result<Name, VerbError> {
-    Name::take(name, PATIENCE).map_err(|error| match error.kind() {
+fn take(name: &str, patience: Duration) -> Result<Name, VerbError> {
+    Name::take(name, patience).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => elsewhere(Name::holder(name)),
         _ => VerbError::os("claim of a domain", error),
     })
 }
 
-/// How long a name that another process has given up may remain taken, because a child of a fork still has it.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a program waits for a child of a fork that has a name which its parent has given up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 fn elsewhere(process: Option<u32>) -> VerbError {
     let process = process.map_or("another process".to_owned(), |number| {
@@ -266,17 +272,17 @@ fn elsewhere(process: Option<u32>) -> VerbError {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::thread;
 
     use emulated_ib::InfiniBand;
     use polyverbs_engine::device::{Device as Engine, DeviceOptions};
     use polyverbs_io::sim::Simulation;
-    use verbs_api::{Device, Requirements, ids::LinkAddress};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+    use verbs_api::{Context, Device, Requirements, ids::LinkAddress};
 
     use super::*;
 
-    // The thread that answered a request may hold a reference until the thread ends.
-    #[test]
-    fn a_closed_domain_is_gone_even_while_a_thread_references_it() {
+    fn device() -> Context {
         let simulation = Simulation::new();
         let driver = InfiniBand {
             name: "ib1".to_owned(),
@@ -286,17 +292,30 @@ mod tests {
         };
         let network = simulation.network::<InfiniBand>(None);
         let device = Device::of(Engine::new(driver, &network, DeviceOptions::default()).unwrap());
-        let context = device.open(&Requirements::new()).unwrap();
+        device.open(&Requirements::new()).unwrap()
+    }
+
+    fn open(
+        context: &Context,
+        file: FileId,
+        (create, exclusive): (bool, bool),
+        patience: Duration,
+    ) -> Result<Arc<Domain>, VerbError> {
+        let how = OpenXrcd {
+            create,
+            exclusive,
+            ..OpenXrcd::anonymous()
+        };
+        Domain::of_file(context.device_id(), file, how, patience)
+    }
+
+    // The thread that answered a request may hold a reference until the thread ends.
+    #[test]
+    fn a_closed_domain_is_gone_even_while_a_thread_references_it() {
+        let context = device();
         let file = tempfile::tempfile().unwrap();
         let file = FileId::of(file.as_fd()).unwrap();
-        let open = |create, exclusive| {
-            let how = OpenXrcd {
-                create,
-                exclusive,
-                ..OpenXrcd::anonymous()
-            };
-            Domain::of_file(context.device_id(), file, how)
-        };
+        let open = |create, exclusive| open(&context, file, (create, exclusive), PATIENCE);
         let had = open(true, true).unwrap();
         had.close().unwrap();
         assert!(open(false, false).is_err());
@@ -311,7 +330,7 @@ mod tests {
         let file = FileId::of(file.as_fd()).unwrap();
         let held = Name::take(&name_of(file), PATIENCE).unwrap();
         let refused = |expected: &str| {
-            let error = Claim::of(file).err().unwrap().to_string();
+            let error = Claim::of(file, PATIENCE).err().unwrap().to_string();
             assert!(error.contains(expected), "{error}");
         };
         refused(&format!("process {} has", std::process::id()));
@@ -319,7 +338,32 @@ mod tests {
         while Name::holder(&name_of(file)).is_some() {}
         refused("another process has");
         drop(held);
-        Claim::of(file).unwrap();
+        Claim::of(file, PATIENCE).unwrap();
+    }
+
+    #[test]
+    fn a_domain_opens_while_another_waits_for_its_name() {
+        let context = device();
+        let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let [taken, free] = files
+            .each_ref()
+            .map(|file| FileId::of(file.as_fd()).unwrap());
+        // The name is bound and nothing listens there, as in a child whose parent has given the name up.
+        let flags = SocketFlags::CLOEXEC;
+        let held = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let name = SocketAddrUnix::new_abstract_name(name_of(taken).as_bytes()).unwrap();
+        bind(&held, &name).unwrap();
+        thread::scope(|scope| {
+            let open = |file, patience| open(&context, file, (true, true), patience);
+            let waits = scope.spawn(move || open(taken, Duration::from_secs(60)).map(drop));
+            while !waits.is_finished() && !CLAIMS.lock().contains_key(&taken) {
+                thread::yield_now();
+            }
+            open(free, PATIENCE).unwrap();
+            assert!(!waits.is_finished(), "the domains were opened in turn");
+            drop(held);
+            waits.join().unwrap().unwrap();
+        });
     }
 
     #[test]
@@ -327,7 +371,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let file = FileId::of(file.as_fd()).unwrap();
         let is_taken = || Name::is_taken(&name_of(file));
-        let [first, second] = [(); 2].map(|()| Claim::of(file).unwrap());
+        let [first, second] = [(); 2].map(|()| Claim::of(file, PATIENCE).unwrap());
         drop(first);
         assert!(is_taken());
         drop(second);

@@ -18,7 +18,7 @@ use verbs_api::{
 
 #[cfg(feature = "rdma-core")]
 use crate::binding;
-use crate::domain::Domain;
+use crate::domain::{Domain, PATIENCE};
 use crate::emulation::TargetOf;
 use crate::opening::{FileId, OpenXrcd, Opening};
 use crate::qp_types::{INITIATOR, Role, TARGET};
@@ -96,7 +96,7 @@ impl Xrc {
         }
         let domain = match file {
             None => Ok(Domain::anonymous()),
-            Some((_, file)) => Domain::of_file(self.context.device_id(), file, how),
+            Some((_, file)) => Domain::of_file(self.context.device_id(), file, how, PATIENCE),
         };
         reply.send(domain.map(|domain| Box::new(domain) as _));
     }

@@ -35,6 +35,8 @@ mod responder;
 #[cfg(feature = "sockets")]
 mod silent;
 #[cfg(feature = "sockets")]
+mod sockets;
+#[cfg(feature = "sockets")]
 mod streams;
 pub mod terminate;
 #[cfg(feature = "sockets")]

@@ -6,6 +6,7 @@
 //! again, for as long as programs may need to start.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -25,6 +26,7 @@ use crate::connection::FIRST_STREAM;
 use crate::driver::QpStreams;
 use crate::peer::Peer;
 use crate::requester::fail_later;
+use crate::sockets::Sockets;
 use crate::streams::{Claim, Streams};
 use crate::{Cx, QpRef};
 
@@ -42,10 +44,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_LEFT: usize = 64;
 
 /// The queue pairs of this device that wait for a peer, and the peers that wait for one of them.
-#[derive(Debug)]
-pub(crate) struct Rendezvous {
+pub(crate) struct Rendezvous<S: Sockets> {
     /// The TCP streams of this device.
-    streams: Arc<Streams>,
+    streams: Arc<Streams<S>>,
     /// The address of this device, and the port on which all devices listen; port 0 if it does not listen.
     at: SocketAddr,
     state: Mutex<State>,
@@ -55,7 +56,7 @@ pub(crate) struct Rendezvous {
 /// Two queue pairs: the address of the peer, the number of the peer's queue pair, and the number of this device's.
 type PairKey = (IpAddr, u32, u32);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     waiting: HashMap<PairKey, Waiting>,
     /// Peers that have requested a connection to a queue pair which does not wait for them yet. Each has one of the streams
@@ -66,7 +67,6 @@ struct State {
 }
 
 /// A queue pair of this device that waits for its peer, and the stream that it has begun, if any.
-#[derive(Debug)]
 struct Waiting {
     claim: Claim,
     until: Duration,
@@ -77,15 +77,14 @@ struct Waiting {
 }
 
 /// A peer that has requested a connection to a queue pair of this device, and the stream on which it did.
-#[derive(Debug)]
 struct Caller {
     stream: Qpn,
     request: StartHeader,
 }
 
-impl Rendezvous {
+impl<S: Sockets> Rendezvous<S> {
     /// Creates the rendezvous of a device with these streams, at this address.
-    pub(crate) fn new(streams: Arc<Streams>, at: SocketAddr) -> Arc<Self> {
+    pub(crate) fn new(streams: Arc<Streams<S>>, at: SocketAddr) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             streams,
             at,
@@ -208,6 +207,17 @@ impl Rendezvous {
         self.streams.send(stream, &request);
     }
 
+    /// Returns how many requests of peers wait for a queue pair.
+    pub(crate) fn callers(&self) -> usize {
+        self.state.lock().callers.len()
+    }
+
+    // Forgets the request that came on a stream.
+    fn forget(&self, stream: Qpn) {
+        let callers = &mut self.state.lock().callers;
+        callers.retain(|_, caller| caller.stream != stream);
+    }
+
     // Returns the preferences of this device for a stream, in the form of MPA.
     fn wishes(&self) -> StartHeader {
         let wishes = self.streams.wishes();
@@ -238,7 +248,7 @@ impl Rendezvous {
     }
 }
 
-impl QpStreams for Rendezvous {
+impl<S: Sockets> QpStreams for Rendezvous<S> {
     fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
         if named.end.qpn >= FIRST_STREAM {
             return self.streams.claim(qp, named, cx);
@@ -302,6 +312,14 @@ impl QpStreams for Rendezvous {
     }
 }
 
+impl<S: Sockets> fmt::Debug for Rendezvous<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rendezvous")
+            .field("at", &self.at)
+            .finish_non_exhaustive()
+    }
+}
+
 impl State {
     fn waiting_mut(&mut self, pair: PairKey, epoch: u32) -> Option<&mut Waiting> {
         let waiting = self.waiting.get_mut(&pair)?;
@@ -314,7 +332,7 @@ impl State {
     }
 }
 
-fn reject(streams: &Streams, stream: Qpn) {
+fn reject<S: Sockets>(streams: &Streams<S>, stream: Qpn) {
     let reply = StartHeader {
         reject: true,
         ..StartHeader::default()
@@ -324,13 +342,13 @@ fn reject(streams: &Streams, stream: Qpn) {
 }
 
 /// Receives the events of a stream that a queue pair of this device has begun.
-struct InitiatorSink {
-    rendezvous: Weak<Rendezvous>,
+struct InitiatorSink<S: Sockets> {
+    rendezvous: Weak<Rendezvous<S>>,
     pair: PairKey,
     epoch: u32,
 }
 
-impl StreamSink for InitiatorSink {
+impl<S: Sockets> StreamSink for InitiatorSink<S> {
     fn connected(&self) {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
@@ -414,9 +432,9 @@ impl StreamSink for InitiatorSink {
 }
 
 /// Receives the streams that peers connect to the device's port.
-struct RendezvousListener(Weak<Rendezvous>);
+struct RendezvousListener<S: Sockets>(Weak<Rendezvous<S>>);
 
-impl StreamListener for RendezvousListener {
+impl<S: Sockets> StreamListener for RendezvousListener<S> {
     fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>> {
         let rendezvous = self.0.upgrade()?;
         let streams = &rendezvous.streams;
@@ -431,14 +449,14 @@ impl StreamListener for RendezvousListener {
 }
 
 /// Receives the events of a stream that a peer has begun, and stores the part of its MPA request that has arrived.
-struct AcceptorSink {
-    rendezvous: Weak<Rendezvous>,
+struct AcceptorSink<S: Sockets> {
+    rendezvous: Weak<Rendezvous<S>>,
     stream: Qpn,
     from: IpAddr,
     arrived: Mutex<Vec<u8>>,
 }
 
-impl StreamSink for AcceptorSink {
+impl<S: Sockets> StreamSink for AcceptorSink<S> {
     fn connected(&self) {}
 
     fn octets(&self, bytes: &[u8]) {
@@ -466,7 +484,10 @@ impl StreamSink for AcceptorSink {
             // The request names no queue pair: it probes whether a device answers, and gets a reply.
             Some((None, _)) => reject(streams, self.stream),
             // The bytes are not a request, or more data followed before the reply: the stream is closed.
-            None => streams.close(self.stream, StreamClose::Abrupt),
+            None => {
+                rendezvous.forget(self.stream);
+                streams.close(self.stream, StreamClose::Abrupt);
+            }
         }
     }
 
@@ -474,8 +495,7 @@ impl StreamSink for AcceptorSink {
 
     fn ended(&self, _: StreamEnd) {
         if let Some(rendezvous) = self.rendezvous.upgrade() {
-            let callers = &mut rendezvous.state.lock().callers;
-            callers.retain(|_, caller| caller.stream != self.stream);
+            rendezvous.forget(self.stream);
         }
     }
 

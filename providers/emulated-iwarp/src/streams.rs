@@ -19,8 +19,7 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_io::{
-    Announcement, Attachment, Received, Source, StreamError, TcpLink, TcpLinkOptions, TcpListener,
-    TcpSocket, TcpTap, Way, most_descriptors,
+    Announcement, Attachment, Received, StreamError, TcpLinkOptions, TcpTap, Way, most_descriptors,
 };
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::ids::{LinkAddress, Qpn};
@@ -31,12 +30,13 @@ use verbs_api::provider::carrier::{
 use verbs_api::provider::{Mutex, errno_of};
 use verbs_api::qp::QpState;
 
-use crate::codec::{self, MpaCodec};
+use crate::codec;
 use crate::connection::FIRST_STREAM;
 use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
 use crate::peer::{self, Peer, begin_close, is_ready};
 use crate::requester::fail_later;
 use crate::silent::SilentStreams;
+use crate::sockets::{Sockets, StreamSocket as _};
 use crate::{Cx, Device, QpRef, QpWeak};
 
 /// Options of an iWARP device on an IP network.
@@ -83,29 +83,43 @@ impl WireOptions {
 const STREAM_NUMBERS: u32 = 0x7f_fff0;
 
 /// The streams of a device; see the [module](self).
-pub(crate) struct Streams {
-    link: Arc<TcpLink<MpaCodec>>,
+pub(crate) struct Streams<S: Sockets> {
+    sockets: S,
     options: WireOptions,
     device: OnceLock<Weak<Device>>,
-    state: Mutex<State>,
+    state: Mutex<State<S>>,
     me: Weak<Self>,
 }
 
-#[derive(Default)]
-struct State {
+struct State<S: Sockets> {
     numbered: u32,
     inserted: u64,
     listeners_made: u64,
-    early: HashMap<u32, Early>,
+    early: HashMap<u32, Early<S>>,
     /// Those streams in `early` whose peer has been silent so far.
     silent: SilentStreams,
-    listeners: HashMap<u64, Listening>,
+    listeners: HashMap<u64, Listening<S>>,
     /// Streams that queue pairs use, each with the sink that is notified of its end.
     running: HashMap<u32, (Claim, Arc<dyn StreamSink>)>,
 }
 
-struct Listening {
-    listener: Arc<TcpListener>,
+impl<S: Sockets> Default for State<S> {
+    fn default() -> Self {
+        Self {
+            numbered: 0,
+            inserted: 0,
+            listeners_made: 0,
+            early: HashMap::new(),
+            silent: SilentStreams::default(),
+            listeners: HashMap::new(),
+            running: HashMap::new(),
+        }
+    }
+}
+
+struct Listening<S: Sockets> {
+    listener: Arc<S::Listener>,
+    at: SocketAddr,
     sink: Arc<dyn StreamListener>,
 }
 
@@ -142,8 +156,8 @@ impl Claim {
 }
 
 /// A stream that no queue pair uses yet.
-struct Early {
-    socket: Arc<TcpSocket>,
+struct Early<S: Sockets> {
+    socket: Arc<S::Socket>,
     peer: IpAddr,
     sink: Arc<dyn StreamSink>,
     is_connected: bool,
@@ -161,27 +175,27 @@ struct Early {
     claim: Option<Claim>,
 }
 
-impl Early {
+impl<S: Sockets> Early<S> {
     // Sends bytes that come before frames. If the connection loses them, the sink is notified of the stream's end.
-    fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
+    fn send(&mut self, sockets: &S, bytes: &[u8]) {
         if !bytes.is_empty() {
-            self.announce(link);
+            self.announce(sockets);
             self.socket.send_first(bytes);
         }
     }
 
     // To be called before the first byte is sent.
-    fn announce(&mut self, link: &TcpLink<MpaCodec>) {
+    fn announce(&mut self, sockets: &S) {
         if !std::mem::replace(&mut self.has_spoken, true) {
-            self.announcement = link.announce(&self.socket);
+            self.announcement = sockets.announce(&self.socket);
         }
     }
 }
 
-impl Streams {
-    pub(crate) fn new(link: Arc<TcpLink<MpaCodec>>, options: WireOptions) -> Arc<Self> {
+impl<S: Sockets> Streams<S> {
+    pub(crate) fn new(sockets: S, options: WireOptions) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
-            link,
+            sockets,
             options,
             device: OnceLock::new(),
             state: Mutex::default(),
@@ -197,32 +211,22 @@ impl Streams {
         self.device.get()?.upgrade()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// Returns how many streams no queue pair uses yet.
+    pub(crate) fn early(&self) -> usize {
+        self.lock().early.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<S>> {
         self.state.lock()
     }
 
-    fn watch(&self, early: &Early, number: u32) -> io::Result<()> {
-        let kind = match early.is_connected {
-            true => Source::Rare,
-            false => Source::Connecting,
-        };
-        self.link.reactor().add(&*early.socket, number.into(), kind)
+    fn watch(&self, early: &Early<S>, number: u32) -> io::Result<()> {
+        let is_connecting = !early.is_connected;
+        self.sockets
+            .watch(&early.socket, number.into(), is_connecting)
     }
 
-    fn unwatch(&self, early: &Early) {
-        // One call removes either kind; it fails without harm if the socket is no longer watched.
-        let _ = self.link.reactor().remove(&*early.socket, Source::Rare);
-    }
-
-    fn tapped(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> TcpSocket {
-        match &self.options.tap {
-            Some(tap) => socket.tapped(Arc::clone(tap), way, peer),
-            None => socket,
-        }
-    }
-
-    /// Handles a socket that the reactor reports as readable, writable or broken. `token` is the number of its stream or
-    /// listener.
+    /// Handles a socket that is readable, writable or broken. `token` is the number of its stream or listener.
     pub(crate) fn attend(&self, token: u64) {
         match u32::try_from(token) {
             Ok(number) => self.attend_stream(number),
@@ -241,7 +245,7 @@ impl Streams {
                 return;
             };
             let sink = Arc::clone(&listening.sink);
-            let (socket, from) = match listening.listener.accept() {
+            let (socket, from) = match self.sockets.accept(&listening.listener) {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => return,
                 Err(_) => {
@@ -266,7 +270,6 @@ impl Streams {
                 Some(None) => continue,
                 None => {}
             }
-            let socket = self.tapped(socket, Way::In, from);
             let Some(sink) = sink.accepted(Qpn::new(number), from) else {
                 socket.abort();
                 continue;
@@ -277,17 +280,16 @@ impl Streams {
     }
 
     // Stops watching the listener for a while, so that it is not polled in a loop while connections wait.
-    fn pause(&self, token: u64, listener: &Arc<TcpListener>) {
-        let watch = Arc::clone(self.link.reactor());
-        let (Some(device), Ok(())) = (self.device(), watch.remove(&**listener, Source::Rare))
+    fn pause(&self, token: u64, listener: &Arc<S::Listener>) {
+        let (Some(device), Ok(())) = (self.device(), self.sockets.unwatch_listener(listener))
         else {
             return;
         };
-        let weak = Arc::downgrade(listener);
+        let (me, weak) = (self.me.clone(), Arc::downgrade(listener));
         let resume = move |_| {
-            if let Some(listener) = weak.upgrade() {
+            if let (Some(me), Some(listener)) = (me.upgrade(), weak.upgrade()) {
                 // If the listener cannot be watched, no further connections are accepted.
-                let _ = watch.add(&*listener, token, Source::Rare);
+                let _ = me.sockets.watch_listener(&listener, token);
             }
         };
         let timers = device.network().timers();
@@ -299,7 +301,7 @@ impl Streams {
     fn insert(
         &self,
         number: u32,
-        socket: TcpSocket,
+        socket: S::Socket,
         (peer, way): (IpAddr, Way),
         sink: Arc<dyn StreamSink>,
     ) -> io::Result<()> {
@@ -350,7 +352,7 @@ impl Streams {
                 Ok(true) => {}
                 Err(error) => return Some(end_of(&error)),
             }
-            self.unwatch(early);
+            self.sockets.unwatch(&early.socket);
             early.is_connected = true;
             let watched = self.watch(early, number);
             drop(state);
@@ -366,7 +368,7 @@ impl Streams {
         if early.agreed.is_some() {
             early.rest.extend_from_slice(bytes);
             if early.rest.len() >= MAX_REST {
-                self.unwatch(early);
+                self.sockets.unwatch(&early.socket);
             }
             return None;
         }
@@ -390,9 +392,9 @@ impl Streams {
         }
     }
 
-    fn take(&self, number: u32) -> Option<Early> {
+    fn take(&self, number: u32) -> Option<Early<S>> {
         let early = self.lock().remove(number)?;
-        self.unwatch(&early);
+        self.sockets.unwatch(&early.socket);
         Some(early)
     }
 
@@ -452,7 +454,7 @@ impl Streams {
     }
 
     // Gives an agreed stream to the queue pair that waits for it. The caller holds no other lock.
-    fn join(&self, mut state: MutexGuard<'_, State>, number: u32, effects: &mut Effects) {
+    fn join(&self, mut state: MutexGuard<'_, State<S>>, number: u32, effects: &mut Effects) {
         let early = state.early.get(&number);
         let complete = early.and_then(|early| early.agreed.zip(early.claim.clone()));
         let Some((agreed, claim)) = complete else {
@@ -465,7 +467,7 @@ impl Streams {
         let running = (claim.clone(), Arc::clone(&sink));
         state.running.insert(number, running);
         drop(state);
-        self.unwatch(&early);
+        self.sockets.unwatch(&early.socket);
         let qp = claim.qp.upgrade();
         let Some(qp) = qp.filter(|qp| self.attach(qp, claim.epoch, number, early, agreed)) else {
             self.lock().running.remove(&number);
@@ -485,7 +487,7 @@ impl Streams {
         qp: &QpRef,
         epoch: u32,
         number: u32,
-        early: Early,
+        early: Early<S>,
         agreed: StreamAgreed,
     ) -> bool {
         let pin = pin();
@@ -509,7 +511,7 @@ impl Streams {
         let (sends, receives) = (agreed.sends_markers, agreed.receives_markers);
         // The link may report the end of the stream before `attach` returns.
         qp.device.driver().ends.insert(epoch, qp);
-        let attached = self.link.attach(Attachment {
+        let attached = self.sockets.attach(Attachment {
             key: epoch.into(),
             socket: early.socket,
             local: qp.device.address(),
@@ -588,7 +590,7 @@ fn repeat_rtr(qp: &QpRef, epoch: u32) {
     timers.add(timers.now().after(RTR_REPEAT), Box::new(again));
 }
 
-impl State {
+impl<S: Sockets> State<S> {
     /// Notes that the peer of this stream no longer counts as silent: a queue pair waits for the stream, or the program is
     /// asked to accept it.
     fn not_silent(&mut self, number: u32) {
@@ -599,7 +601,7 @@ impl State {
         }
     }
 
-    fn remove(&mut self, number: u32) -> Option<Early> {
+    fn remove(&mut self, number: u32) -> Option<Early<S>> {
         self.not_silent(number);
         self.early.remove(&number)
     }
@@ -615,7 +617,7 @@ impl State {
     }
 }
 
-impl StreamPort for Streams {
+impl<S: Sockets> StreamPort for Streams<S> {
     fn address(&self) -> IpAddr {
         self.options.address.ip()
     }
@@ -629,27 +631,28 @@ impl StreamPort for Streams {
     }
 
     fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr> {
-        let listener = Arc::new(TcpListener::listen(at, BACKLOG)?);
-        let local = listener.local();
+        let (listener, at) = self.sockets.listen(at)?;
         let mut state = self.lock();
         state.listeners_made += 1;
         let token = LISTENERS + state.listeners_made;
-        self.link.reactor().add(&*listener, token, Source::Rare)?;
-        state.listeners.insert(token, Listening { listener, sink });
-        Ok(local)
+        self.sockets.watch_listener(&listener, token)?;
+        let listener = Arc::new(listener);
+        let listening = Listening { listener, at, sink };
+        state.listeners.insert(token, listening);
+        Ok(at)
     }
 
     fn unlisten(&self, at: SocketAddr) {
-        let is_it = |_: &u64, listening: &mut Listening| listening.listener.local() == at;
+        let is_it = |_: &u64, listening: &mut Listening<S>| listening.at == at;
         let listening = self.lock().listeners.extract_if(is_it).next();
         if let Some((_, Listening { listener, .. })) = listening {
-            let _ = self.link.reactor().remove(&*listener, Source::Rare);
+            let _ = self.sockets.unwatch_listener(&listener);
         }
     }
 
     fn connect(&self, from: u16, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
         let local = SocketAddr::new(self.address(), from);
-        let socket = self.tapped(TcpSocket::connect(local, to)?, Way::Out, to);
+        let socket = self.sockets.connect(local, to)?;
         let number = self.lock().next_number();
         self.insert(number, socket, (to.ip(), Way::Out), sink)?;
         Ok(Qpn::new(number))
@@ -658,13 +661,13 @@ impl StreamPort for Streams {
     fn admits(&self, stream: Qpn) -> bool {
         let state = self.lock();
         let early = state.early.get(&stream.value());
-        early.is_some_and(|early| self.link.admits(&early.socket))
+        early.is_some_and(|early| self.sockets.admits(&early.socket))
     }
 
     fn send(&self, stream: Qpn, bytes: &[u8]) {
         let mut state = self.lock();
         if let Some(early) = state.early.get_mut(&stream.value()) {
-            early.send(&self.link, bytes);
+            early.send(&self.sockets, bytes);
         }
     }
 
@@ -677,7 +680,7 @@ impl StreamPort for Streams {
         // All further bytes are frames. The peer continues when it has `last`, and its next frames must find the stream
         // attached.
         if !last.is_empty() {
-            early.announce(&self.link);
+            early.announce(&self.sockets);
             early.last = last.to_vec();
         }
         early.agreed = Some(agreed);
@@ -702,7 +705,7 @@ impl StreamPort for Streams {
         let number = stream.value();
         if let Some(early) = self.take(number) {
             match how {
-                StreamClose::Graceful => _ = early.socket.finish(),
+                StreamClose::Graceful => early.socket.finish(),
                 StreamClose::Abrupt => early.socket.abort(),
             }
             if let Some(claim) = early.claim {
@@ -749,7 +752,7 @@ impl StreamPort for Streams {
     }
 }
 
-impl Streams {
+impl<S: Sockets> Streams<S> {
     fn sink_of(&self, number: u32) -> Option<Arc<dyn StreamSink>> {
         let state = self.lock();
         let early = state.early.get(&number).map(|early| &early.sink);
@@ -758,7 +761,7 @@ impl Streams {
     }
 }
 
-impl fmt::Debug for Streams {
+impl<S: Sockets> fmt::Debug for Streams<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streams")
             .field("address", &self.options.address)
@@ -783,8 +786,6 @@ const RTR_REPEAT: Duration = Duration::from_millis(50);
 const LISTENERS: u64 = 1 << 32;
 /// The most connections that are accepted each time a listener is readable.
 const ACCEPT_BATCH: usize = 32;
-/// The most connections to a listener that wait in the kernel.
-const BACKLOG: u32 = 1024;
 /// The time after which a listener is watched again that was paused for lack of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The most received bytes that may wait on a stream that no queue pair uses yet.

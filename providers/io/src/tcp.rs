@@ -72,11 +72,11 @@ impl Default for TcpLinkOptions {
 }
 
 /// A TCP connection that a link is to carry frames on, and the codec's state for it.
-pub struct Attachment<C: StreamCodec> {
+pub struct Attachment<C: StreamCodec, S = TcpSocket> {
     /// The key by which frames name the connection ([`StreamCodec::key`]).
     pub key: u64,
     /// The connected socket.
-    pub socket: Arc<TcpSocket>,
+    pub socket: Arc<S>,
     /// This end's address in the frames that the link delivers.
     pub local: LinkAddress,
     /// The peer's address in the frames that the link delivers.

@@ -19,7 +19,7 @@ pub mod scan;
 pub mod size;
 pub mod source;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{env, process::Command};
 
@@ -46,46 +46,44 @@ pub fn packages(root: &Path) -> Vec<Value> {
     metadata["packages"].as_array().unwrap().clone()
 }
 
-/// The packages that cargo builds for a program which depends on `package` with these features and without the default ones,
-/// each with the features that cargo turns on.
-///
-/// # Panics
-/// Cargo fails.
-pub fn built_with(root: &Path, package: &str, features: &str) -> Built {
-    let of_program = ["--no-default-features", "--features", features];
-    let mut built = Built::new();
-    for (package, features) in builds(root, package, &["normal"], &of_program) {
-        let name = package.split(' ').next().unwrap();
-        let own = built.entry(name.to_owned()).or_default();
-        own.extend(features.split(',').map(str::to_owned));
-    }
-    built
+/// One build of a package by cargo. A package may be built several times: in two versions, or with other features for the programs that
+/// run while cargo builds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Build {
+    /// The name of the package.
+    pub name: String,
+    /// The version of the package, as cargo prints it: `v1.0.0`.
+    pub version: String,
+    /// The features that cargo turns on.
+    pub features: BTreeSet<String>,
 }
 
-/// What cargo builds for a package along dependencies of these kinds: packages with their versions, each with a set of features,
-/// which commas separate. Cargo resolves them as for a build, and builds nothing.
+impl Build {
+    // Parses a line of `cargo tree` in the format `{p};{f}`.
+    fn parse(line: &str) -> Self {
+        let (package, features) = line.rsplit_once(';').unwrap();
+        let mut words = package.split(' ').map(str::to_owned);
+        let features = features.split(',').filter(|feature| !feature.is_empty());
+        Self {
+            name: words.next().unwrap(),
+            version: words.next().unwrap(),
+            features: features.map(str::to_owned).collect(),
+        }
+    }
+}
+
+/// What cargo builds for a package along dependencies of these kinds. Cargo resolves them as for a build, and builds nothing.
 ///
 /// # Panics
 /// Cargo fails.
-pub fn builds(
-    root: &Path,
-    package: &str,
-    kinds: &[&str],
-    options: &[&str],
-) -> BTreeSet<(String, String)> {
+pub fn builds(root: &Path, package: &str, kinds: &[&str], options: &[&str]) -> BTreeSet<Build> {
     let kinds = kinds.join(",");
     let mut arguments = vec!["tree", "--package", package, "--edges", &kinds];
     arguments.extend(["--prefix", "none", "--no-dedupe", "--format", "{p};{f}"]);
     arguments.extend(options);
     let told = cargo(root, &arguments);
-    let builds = told.lines().map(|line| line.rsplit_once(';').unwrap());
-    builds
-        .map(|(package, features)| (package.to_owned(), features.to_owned()))
-        .collect()
+    told.lines().map(Build::parse).collect()
 }
-
-/// The packages of a build by their names, each with its features.
-pub type Built = BTreeMap<String, BTreeSet<String>>;
 
 // What cargo says about the workspace in a folder.
 fn cargo(root: &Path, arguments: &[&str]) -> String {

@@ -22,7 +22,7 @@ use serde_json::json;
 use super::figures::{Figures, in_blocks, one_by_one};
 use super::{Job, Test};
 use crate::interrupt::{self, Ending};
-use crate::output::{complain, count, format_bytes, say};
+use crate::output::{complain, count, say};
 use crate::transfer::network::refusal;
 use crate::transfer::peers::{LEAST, Peer, Peers, refuse};
 
@@ -411,8 +411,7 @@ pub(super) fn listen(
         connections.unwrap_or(u64::MAX),
         |incoming, give_up| {
             let accepted = accept(device, &memory, incoming, give_up);
-            let fail = |error| complain(&format!("no measurement is begun: {error}"));
-            accepted.map_err(fail).ok()
+            accepted.map_err(|error| format!("no measurement is begun: {error}"))
         },
         |measured, connection, peer| {
             taken.fetch_add(1, Ordering::Relaxed);
@@ -487,7 +486,8 @@ fn accept<'m>(
             incoming,
             "it has no memory left for measurements of that size",
         );
-        anyhow::bail!("there was no memory left for {}", format_bytes(size.into()));
+        // The size is left out: a peer that varies it would make a new reason of each request.
+        anyhow::bail!("there was no memory left for the size that the peer asked for");
     };
     let end = End::new(device, size)?;
     let remote = end.side.region.remote(0);

@@ -339,6 +339,45 @@ fn a_flood_of_unanswered_requests_is_bounded() {
     assert_eq!(*heard.withdrawn.lock(), 10_000);
 }
 
+/// A listener whose first call takes so long that many other requests arrive meanwhile.
+struct Busy {
+    lab: Weak<Lab>,
+    heard: Heard,
+}
+
+impl ListenSink<Offer> for Busy {
+    fn asked(&self, token: Token, offer: Offer) {
+        self.heard.asked(token, offer);
+        if self.heard.asked.lock().len() == 1 {
+            let lab = self.lab.upgrade().unwrap();
+            for number in 1..=10_000 {
+                lab.hear(peer((number % 200) as u8 + 2), req(number));
+            }
+        }
+    }
+
+    fn withdrawn(&self, token: Token) {
+        ListenSink::<Offer>::withdrawn(&self.heard, token);
+    }
+}
+
+// covers 7.47
+#[test]
+fn a_busy_program_hears_only_of_requests_that_still_wait() {
+    let lab = Arc::new(Lab::new());
+    let busy = Arc::new(Busy {
+        lab: Arc::downgrade(&lab),
+        heard: Heard::default(),
+    });
+    let sink = Arc::clone(&busy) as Arc<dyn ListenSink<Offer>>;
+    let at = SocketAddr::new(OWN, PORT);
+    lab.agent.listen(at, BACKLOG / 4, sink).unwrap();
+    lab.hear(peer(2), req(0));
+    // Apart from the first request, which the program had heard of, none was reported and withdrawn.
+    assert_eq!(busy.heard.asked.lock().len(), 1 + BACKLOG);
+    assert_eq!(*busy.heard.withdrawn.lock(), 1);
+}
+
 // covers 7.47
 #[test]
 fn one_source_has_half_of_a_backlog_at_most() {

@@ -1,5 +1,6 @@
 //! Rules that the workspace itself keeps.
 
+mod builds;
 mod cargo_features;
 mod circles;
 mod dependencies;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use project::{builds, workspace_root};
+use project::{Build, builds, workspace_root};
 
 /// The shipped packages that contain the devices. `.ci/dist` builds each by itself.
 const SHIPPED: [&str; 3] = [
@@ -16,11 +16,12 @@ fn shipped_packages_ask_for_the_same_features() {
     let root = workspace_root();
     let [command, libraries @ ..] =
         SHIPPED.map(|package| builds(&root, package, &["normal", "build"], &[]));
-    let of_command: BTreeSet<_> = command.iter().map(|(dependency, _)| dependency).collect();
+    let package = |build: &Build| (build.name.clone(), build.version.clone());
+    let of_command: BTreeSet<_> = command.iter().map(package).collect();
     for (library, name) in libraries.iter().zip(&SHIPPED[1..]) {
         assert!(library.len() > 50, "{name}: {library:?}");
         let mut differing = library.difference(&command).collect::<Vec<_>>();
-        differing.retain(|(dependency, _)| of_command.contains(dependency));
+        differing.retain(|build| of_command.contains(&package(build)));
         assert!(
             differing.is_empty(),
             "{name} asks for other features than {}, so cargo builds these and what depends on them twice: {differing:#?}",
