@@ -15,12 +15,15 @@ use crate::device::Device;
 use crate::event_type::EventType;
 use crate::ids::{Gid, LKey, RKey};
 use crate::lifecycle::DestroyError;
+use crate::lock::Mutex;
 use crate::mem::{Memory, MwType, PageList, Sge};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
+use crate::operation::WcOpcode;
 use crate::pd::Pd;
+use crate::qp::QpOptions;
 use crate::transport::Transport;
-use crate::wc::Completion;
+use crate::wc::{Completion, WcStatus};
 use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
 /// The page size in bytes that probes use.
@@ -29,7 +32,7 @@ const PAGE: u64 = 4096;
 /// How a probe waits: in real or in virtual time.
 ///
 /// [`Clock`] is real time; a simulation implements it to run the probes in virtual time.
-pub trait Pace {
+pub trait Pace: Send + Sync {
     /// Waits until `done` returns true, or until nothing more can happen on its own, in other threads of the process
     /// neither. Returns the last result of `done`.
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool;
@@ -107,17 +110,23 @@ pub struct Rig {
     pub far: End,
     /// Registered memory of the near end for the data of requests.
     pub scratch: Region,
-    pace: Box<dyn Pace>,
+    pub(super) pace: Box<dyn Pace>,
     number: u32,
+    complaints: Mutex<Vec<String>>,
 }
 
 /// An open device, and a protection domain on it.
+#[derive(Clone)]
 pub struct End {
     /// The open device of this end.
     pub context: Context,
     /// A protection domain on the device of this end.
     pub pd: Pd,
+    pub(super) mode: Option<Mode>,
 }
+
+/// Changes the options of a queue pair before it is made.
+pub(super) type Mode = Arc<dyn Fn(QpOptions) -> QpOptions + Send + Sync>;
 
 /// Memory together with the region that it is registered as.
 pub struct Region {
@@ -155,6 +164,7 @@ impl Rig {
             scratch,
             pace,
             number,
+            complaints: Mutex::default(),
         })
     }
 
@@ -204,6 +214,19 @@ impl Rig {
                 .map_err(|error| Evidence::not_here(error.to_string()))
         };
         Self::new(open()?, open()?, pace)
+    }
+
+    /// Returns the faults of the devices that do not keep a program from continuing, such as an event that was not raised. No
+    /// probe fails for them, but a test of a device may.
+    pub fn complaints(&self) -> Vec<String> {
+        self.complaints.lock().clone()
+    }
+
+    pub(super) fn complain(&self, complaint: String) {
+        let mut complaints = self.complaints.lock();
+        if !complaints.contains(&complaint) {
+            complaints.push(complaint);
+        }
     }
 
     /// Returns the attributes of the far device.
@@ -309,13 +332,10 @@ impl Rig {
         if taken.len() == count {
             return Ok(taken);
         }
-        let found: Vec<_> = taken
-            .iter()
-            .map(|done| (done.wr_id, done.opcode, done.status))
-            .collect();
         Err(Evidence::wrong(format!(
-            "{} completions, expected {count}: {found:?}",
-            found.len()
+            "{} completions, expected {count}: {:?}",
+            taken.len(),
+            brief(&taken)
         )))
     }
 
@@ -326,14 +346,20 @@ impl Rig {
     #[track_caller]
     pub fn nothing_on(&self, cq: &Cq) -> Outcome {
         self.settle();
-        match poll_all(cq)?.first() {
-            None => Ok(()),
-            Some(done) => Err(Evidence::wrong(format!(
-                "a completion that no request of the probe has: {} {:?} {:?}",
-                done.wr_id, done.opcode, done.status
-            ))),
+        let found = poll_all(cq)?;
+        if found.is_empty() {
+            return Ok(());
         }
+        Err(Evidence::wrong(format!(
+            "completions that no request of the probe has: {:?}",
+            brief(&found)
+        )))
     }
+}
+
+fn brief(completions: &[Completion]) -> Vec<(u64, WcOpcode, WcStatus)> {
+    let brief = |done: &Completion| (done.wr_id, done.opcode, done.status);
+    completions.iter().map(brief).collect()
 }
 
 /// Returns all completions that are in a queue.
@@ -352,7 +378,17 @@ pub(super) fn poll_all(cq: &Cq) -> Result<Vec<Completion>, Evidence> {
 impl End {
     fn new(context: Context) -> Result<Self, Evidence> {
         let pd = context.alloc_pd().wait()?;
-        Ok(Self { context, pd })
+        Ok(Self {
+            context,
+            pd,
+            mode: None,
+        })
+    }
+
+    /// Lets `mode` change the options of each queue pair that [`side`](Self::side) makes from now on, for example to add the
+    /// mode of an extension.
+    pub fn set_mode(&mut self, mode: impl Fn(QpOptions) -> QpOptions + Send + Sync + 'static) {
+        self.mode = Some(Arc::new(mode));
     }
 
     /// Makes another protection domain at this end.
