@@ -227,9 +227,28 @@ impl End {
 
 #[cfg(test)]
 mod tests {
-    use verbs_api::{RKey, RemoteAddress};
+    use std::thread;
+
+    use test_kit::waiting::{WatchedThread, until};
+    use verbs_api::probe::ensure_eq;
+    use verbs_api::{RKey, RemoteAddress, Started};
 
     use crate::{ANY_DEVICE, Flavour, run};
+
+    #[test]
+    fn a_verb_that_another_thread_ends_is_waited_for() {
+        run(Flavour::Ib, ANY_DEVICE, |rig| {
+            let (started, completer) = Started::<u32>::pending();
+            let waiter = WatchedThread::current();
+            thread::spawn(move || {
+                // Virtual time has nothing left to do, so the rig waits for the verb itself.
+                until(|| waiter.is_blocked());
+                completer.complete(Ok(7))
+            });
+            ensure_eq!(rig.finish(started)?, 7, "the value of the verb");
+            Ok(())
+        });
+    }
 
     #[test]
     #[should_panic(expected = "0 completions, expected 1")]

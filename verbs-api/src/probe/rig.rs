@@ -1,8 +1,8 @@
 //! The devices, memory and time that a probe uses: two ends that reach each other.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::{Evidence, Outcome};
@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::control::Started;
 use crate::cq::Cq;
 use crate::device::Device;
+use crate::error::VerbError;
 use crate::event_type::EventType;
 use crate::ids::{Gid, LKey, RKey};
 use crate::lifecycle::DestroyError;
@@ -28,6 +29,10 @@ use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
 /// The page size in bytes that probes use.
 const PAGE: u64 = 4096;
+
+/// How long a probe waits in real time for an event that should happen: so long that even on a busy machine only failing probes
+/// end by this.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a probe waits: in real or in virtual time.
 ///
@@ -51,12 +56,11 @@ pub struct Clock {
 }
 
 impl Default for Clock {
-    /// Waits thirty seconds for events that should happen, so that even on a busy machine only failing probes end by this;
-    /// and fifty milliseconds for those that should not, within which a peer without acknowledgements must have refused a
-    /// message.
+    /// Waits thirty seconds for events that should happen, and fifty milliseconds for those that should not, within which a
+    /// peer without acknowledgements must have refused a message.
     fn default() -> Self {
         Self {
-            patience: Duration::from_secs(30),
+            patience: PATIENCE,
             moment: Duration::from_millis(50),
         }
     }
@@ -270,18 +274,14 @@ impl Rig {
     /// # Errors
     /// The verb does not end.
     #[track_caller]
-    pub fn outcome<T: Send + 'static, E: Send + 'static>(
+    pub fn outcome<T, E: From<VerbError>>(
         &self,
-        started: Started<T, E>,
+        mut started: Started<T, E>,
     ) -> Result<Result<T, E>, Evidence> {
-        let (sender, receiver) = mpsc::channel();
-        started.on_done(move |result| drop(sender.send(result)));
-        let mut outcome = None;
-        self.pace.until(&mut || {
-            outcome = outcome.take().or_else(|| receiver.try_recv().ok());
-            outcome.is_some()
-        });
-        outcome.ok_or_else(|| Evidence::wrong("a control verb does not end"))
+        self.pace.until(&mut || started.is_done());
+        // Virtual time may have nothing left to do while another thread of the process still ends the verb.
+        let ended = started.wait_for(PATIENCE).transpose();
+        ended.ok_or_else(|| Evidence::wrong("a control verb does not end"))
     }
 
     /// Waits until a control verb has ended, and returns its value; the verb must succeed.
@@ -289,11 +289,9 @@ impl Rig {
     /// # Errors
     /// The verb fails, or does not end.
     #[track_caller]
-    pub fn finish<T: Send + 'static, E: Send + 'static>(
-        &self,
-        started: Started<T, E>,
-    ) -> Result<T, Evidence>
+    pub fn finish<T, E>(&self, started: Started<T, E>) -> Result<T, Evidence>
     where
+        E: From<VerbError>,
         Evidence: From<E>,
     {
         Ok(self.outcome(started)??)
@@ -304,10 +302,7 @@ impl Rig {
     /// # Errors
     /// The destroy fails, or does not end.
     #[track_caller]
-    pub fn finish_destroy<T: Send + 'static>(
-        &self,
-        started: Started<(), DestroyError<T>>,
-    ) -> Outcome {
+    pub fn finish_destroy<T>(&self, started: Started<(), DestroyError<T>>) -> Outcome {
         Ok(self.outcome(started)??)
     }
 
