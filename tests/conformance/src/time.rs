@@ -16,6 +16,10 @@ const A_REAL_WHILE: Duration = Duration::from_millis(100);
 /// How long sockets must carry nothing until the rig assumes that everything has arrived.
 const QUIET: Duration = Duration::from_millis(40);
 
+/// How many frames, sent and delivered, the rig waits for at most: more than any test has on their way. Sockets over which a
+/// request is retried without end never carry nothing.
+const MOST_CARRIED: u64 = 1000;
+
 /// The two kinds of time.
 pub(crate) enum Time {
     /// Time passes only when the test advances it.
@@ -81,14 +85,28 @@ impl Pace for Time {
 }
 
 // However busy the machine is, this waits until the links have carried nothing for a while, although both devices were
-// polled.
+// polled, or so much that the frames that were on their way are part of it.
 fn settle_sockets(carried: &dyn Fn() -> u64) {
-    let (mut seen, mut since) = (carried(), Instant::now());
+    let first = carried();
+    let (mut seen, mut since) = (first, Instant::now());
     test_kit::waiting::until(|| {
         let now = carried();
         if now != seen {
             (seen, since) = (now, Instant::now());
         }
-        since.elapsed() >= QUIET
+        since.elapsed() >= QUIET || now - first >= MOST_CARRIED
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn sockets_settle_although_requests_are_retried_without_end() {
+        let frames = AtomicU64::new(0);
+        settle_sockets(&|| frames.fetch_add(1, Ordering::Relaxed));
+    }
 }
