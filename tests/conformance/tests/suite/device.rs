@@ -37,6 +37,7 @@ cases! {
 steered_cases! {
     a_port_that_goes_down_fails_nothing_by_itself: ANY_DEVICE;
     a_queue_drains_while_what_has_begun_is_not_over: ANY_DEVICE;
+    a_late_peer_without_receives_is_retried_after_its_delay: ANY_DEVICE;
 }
 
 const OPEN: Access = Access::LOCAL_WRITE
@@ -570,5 +571,28 @@ fn a_queue_drains_while_what_has_begun_is_not_over(rig: &Rig) -> Outcome {
             rig.finish(pair.near.modify(QpAttributes::new().qp_state(QpState::Rts)))?;
         }
     }
+    Ok(())
+}
+
+// A request waits for its peer as long as the acknowledge timeout says, and then for a receive as long as the peer says.
+// covers 3.51 3.62
+fn a_late_peer_without_receives_is_retried_after_its_delay(rig: &Rig) -> Outcome {
+    if rig.attributes().transport != Transport::InfiniBand || rig.is_in_real_time() {
+        return Ok(());
+    }
+    let (near, far) = (rig.near.side(QpType::Rc)?, rig.far.side(QpType::Rc)?);
+    let (at_near, at_far) = (near.endpoint()?, far.endpoint()?);
+    // The timeout is 67 ms, and the delay 655 ms.
+    let options = PathOptions::new().timeout(14).rnr_retry(1).min_rnr_timer(0);
+    rig.finish(near.connect(&at_far, options))?;
+    near.post_one(wr::Send::new(rig.scratch.sge(0, 8)?).signaled(1))?;
+    rig.finish(far.connect(&at_near, options))?;
+    rig.run_for(Duration::from_millis(600));
+    let counted = rig.near.counters_of(&near);
+    assert!(counted.is_none_or(|counted| counted.rnr_naks == 1));
+    let desk = rig.far.region(64, OPEN)?;
+    far.receive(&desk, 0, 64)?;
+    let done = rig.take(&near.cq, 1)?;
+    assert_eq!(done[0].status, WcStatus::Success);
     Ok(())
 }
