@@ -131,14 +131,12 @@ fn whole_message(rig: &Rig, pair: Pair) -> Outcome {
 
 // covers 3.20
 pub(crate) fn uc(rig: &Rig) -> Outcome {
-    let pair = rig.connected(rig.near.side(QpType::Uc)?, rig.far.side(QpType::Uc)?)?;
-    whole_message(rig, pair)
+    whole_message(rig, rig.uc()?)
 }
 
 // covers 3.20
 pub(crate) fn uc_is_no_rc(rig: &Rig) -> Outcome {
-    let pair = rig.connected(rig.near.side(QpType::Uc)?, rig.far.side(QpType::Uc)?)?;
-    let desk = desk(rig, 64)?;
+    let (pair, desk) = (rig.uc()?, desk(rig, 64)?);
     let read = Read::new(rig.scratch.sge(0, 8)?, desk.remote(0));
     ensure!(
         pair.near.post_one(read).is_err(),

@@ -5,7 +5,7 @@ use verbs_api::ids::{Gid, Qpn};
 use verbs_api::probe::{Evidence, Outcome, Region, Rig, Side, ensure, ensure_eq};
 use verbs_api::qp::QpType;
 use verbs_api::wr::{Send, SendWithImmediate, UdDestination};
-use verbs_api::{Access, PathOptions, WcStatus};
+use verbs_api::{Access, DestroyError, PathOptions, WcStatus};
 
 use crate::filled;
 
@@ -147,13 +147,26 @@ pub(crate) fn attachments(rig: &Rig) -> Outcome {
         "a queue pair was detached from a group that it is not in"
     );
     rig.finish(side.attach_multicast(rig.group(3)))?;
-    let Side { qp, cq } = side;
-    let destroyed = rig.outcome(qp.clone().destroy())?;
     ensure!(
-        destroyed.is_err(),
-        "a queue pair was destroyed that is attached to a group"
+        rig.outcome(side.attach_multicast(rig.group(3)))?.is_err(),
+        "a queue pair was attached twice to a group"
     );
+    let Side { qp, cq } = side;
+    match rig.outcome(qp.clone().destroy())? {
+        Err(DestroyError::Busy { held_by, .. }) => {
+            ensure_eq!(held_by.len(), 1, "what holds a queue pair in a group");
+        }
+        Err(error) => return Err(error.into()),
+        Ok(()) => ensure!(
+            false,
+            "a queue pair was destroyed that is attached to a group"
+        ),
+    }
     rig.finish(qp.detach_multicast(rig.group(3)))?;
+    ensure!(
+        rig.outcome(qp.detach_multicast(rig.group(3)))?.is_err(),
+        "a queue pair was detached twice from a group"
+    );
     rig.finish_destroy(qp.destroy())?;
     drop(cq);
     Ok(())

@@ -3,7 +3,9 @@
 use verbs_api::memory::MrReregister;
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, ensure, ensure_eq};
 use verbs_api::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, Write};
-use verbs_api::{Access, ErrorKind, Memory, MrOptions, RKey, RemoteAddress, WcStatus};
+use verbs_api::{
+    Access, DestroyError, ErrorKind, Memory, MrOptions, RKey, RemoteAddress, WcStatus,
+};
 
 use crate::{filled, fresh};
 
@@ -14,27 +16,49 @@ const OPEN: Access = Access::LOCAL_WRITE
 
 // covers 2.06
 pub(crate) fn bounds(rig: &Rig) -> Outcome {
-    let desk = rig.far.region(4096, OPEN)?;
-    let first = desk.mr.iova();
-    for (addr, granted) in [
-        (first, true),
-        (first + 4088, true),
-        (first - 1, false),
-        (first + 4089, false),
-        (first + 4096, false),
-        (u64::MAX - 3, false),
-        (0, false),
+    // The second of three pages is registered, and the memory around it must not change.
+    let all = rig.far.region(3 * 4096, Access::LOCAL_WRITE)?;
+    all.fill(1)?;
+    let before = all.bytes(0, 3 * 4096)?;
+    let page = all.memory.range(4096, 4096)?;
+    let mr = rig.finish(rig.far.pd.register(page, OPEN))?;
+    let first = mr.iova();
+    for (addr, length, granted) in [
+        (first - 1, 1, false),
+        (first - 1, 8, false),
+        (first - 8, 9, false),
+        (first + 4089, 8, false),
+        (first + 4095, 2, false),
+        (first + 4096, 1, false),
+        (first + 4096, 8, false),
+        (first, 4097, false),
+        (0, 8, false),
+        (u64::MAX, 1, false),
+        (u64::MAX - 3, 8, false),
+        (u64::MAX - 7, 8, false),
+        (first, 4096, true),
+        (first, 1, true),
+        (first + 4088, 8, true),
+        (first + 4095, 1, true),
     ] {
-        let remote = RemoteAddress::new(addr, desk.mr.rkey());
+        let remote = RemoteAddress::new(addr, mr.rkey());
         let found = (
-            rig.can_write(&rig.rc()?, remote)?,
-            rig.can_read(&rig.rc()?, remote)?,
+            rig.can_write_bytes(&rig.rc()?, remote, length)?,
+            rig.can_read_bytes(&rig.rc()?, remote, length)?,
         );
         let offset = addr.wrapping_sub(first) as i64;
         ensure_eq!(
             found,
             (granted, granted),
-            "whether a peer writes and reads 8 bytes from byte {offset} of 4096"
+            "whether a peer writes and reads {length} bytes from byte {offset} of 4096"
+        );
+        // InfiniBand checks a message before it writes the first byte, iWARP each segment.
+        let may_change = granted || !rig.acknowledges();
+        let kept = if may_change { 8192 } else { 4096 };
+        let after = all.bytes(0, 3 * 4096)?;
+        ensure!(
+            after[..4096] == before[..4096] && after[kept..] == before[kept..],
+            "bytes outside the region changed with {length} bytes from byte {offset} of 4096"
         );
     }
     Ok(())
@@ -108,13 +132,28 @@ pub(crate) fn dead_key(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// covers 2.02
+// covers 2.02 7.88
 pub(crate) fn no_key(rig: &Rig) -> Outcome {
     let desk = rig.far.region(64, Access::LOCAL_WRITE)?;
-    for key in [RKey::new(0), desk.mr.rkey()] {
-        ensure!(
-            !rig.can_read(&rig.rc()?, RemoteAddress::new(desk.mr.iova(), key))?,
-            "key {key:?} opens memory without rights for peers"
+    let none = RKey::new(0);
+    ensure_eq!(
+        (desk.mr.rkey(), desk.remote(0).rkey),
+        (none, none),
+        "the key for peers of a region without rights for them"
+    );
+    // A peer may also guess the local key.
+    let local = RKey::new(desk.mr.lkey().value());
+    let first = desk.mr.iova();
+    for (addr, key) in [(first, none), (0, none), (first, local)] {
+        let remote = RemoteAddress::new(addr, key);
+        let found = (
+            rig.can_read(&rig.rc()?, remote)?,
+            rig.can_write(&rig.rc()?, remote)?,
+        );
+        ensure_eq!(
+            found,
+            (false, false),
+            "whether key {key:?} lets a peer read and write memory without rights for peers"
         );
     }
     Ok(())
@@ -123,6 +162,7 @@ pub(crate) fn no_key(rig: &Rig) -> Outcome {
 // covers 2.15
 pub(crate) fn rereg_rights(rig: &Rig) -> Outcome {
     let desk = rig.far.region(4096, OPEN)?;
+    let before = desk.remote(0);
     rig.finish(
         desk.mr
             .rereg(MrReregister::new().access(Access::REMOTE_READ)),
@@ -135,6 +175,12 @@ pub(crate) fn rereg_rights(rig: &Rig) -> Outcome {
         !rig.can_write(&rig.rc()?, desk.remote(0))?,
         "a region has a right that was taken from it"
     );
+    if before.rkey != desk.mr.rkey() {
+        ensure!(
+            !rig.can_read(&rig.rc()?, before)?,
+            "a region still answers to the key that a change replaced"
+        );
+    }
     let refused = rig.outcome(
         desk.mr
             .rereg(MrReregister::new().access(Access::REMOTE_WRITE)),
@@ -163,7 +209,13 @@ pub(crate) fn rereg_domain(rig: &Rig) -> Outcome {
         rig.can_read(&rig.rc_in(&other)?, desk.remote(0))?,
         "a region does not answer its new domain"
     );
-    Ok(())
+    let destroyed = rig.outcome(other.clone().destroy())?;
+    ensure!(
+        matches!(destroyed, Err(DestroyError::Busy { .. })),
+        "a domain was destroyed that a region has moved to"
+    );
+    rig.finish(desk.mr.rereg(MrReregister::new().pd(&rig.far.pd)))?;
+    rig.finish_destroy(other.destroy())
 }
 
 // covers 2.15
@@ -172,7 +224,11 @@ pub(crate) fn rereg_memory(rig: &Rig) -> Outcome {
     let memory = Memory::zeroed(8192)?;
     memory.write(8184, b"the end.")?;
     rig.finish(desk.mr.rereg(MrReregister::new().memory(&memory)))?;
-    ensure_eq!(desk.mr.len(), 8192, "the region's length");
+    ensure_eq!(
+        (desk.mr.len(), desk.mr.iova()),
+        (8192, memory.address()),
+        "the region's length and address"
+    );
     let pair = rig.rc()?;
     rig.succeeds(
         &pair.near,
@@ -331,12 +387,15 @@ pub(crate) fn flush(rig: &Rig) -> Outcome {
 
 // covers 2.05
 pub(crate) fn flush_rights(rig: &Rig) -> Outcome {
+    let both = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     for (rights, asked, granted) in [
         (Access::FLUSH_GLOBAL, Access::FLUSH_GLOBAL, true),
         (Access::FLUSH_GLOBAL, Access::FLUSH_PERSISTENT, false),
-        (Access::empty(), Access::FLUSH_GLOBAL, false),
+        (Access::FLUSH_GLOBAL, both, false),
+        (both, both, true),
+        (OPEN, Access::FLUSH_GLOBAL, false),
     ] {
-        let desk = rig.far.region(64, OPEN | rights)?;
+        let desk = rig.far.region(64, rights)?;
         let found = rig.is_granted(&flushing(rig)?, Flush::new(desk.remote(0), 8, asked))?;
         ensure_eq!(
             found,

@@ -564,6 +564,9 @@ fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Exe
 }
 
 fn wait_for_receive(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) {
+    // The peer has answered, so the acknowledge timeout ends.
+    half.driver.rest.note_answer(cx.soon());
+    half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     let until = cx.now().after(rnr_delay(code));
     half.driver.rest.rnr_until = Some(until);
     log_event!(
@@ -637,8 +640,8 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
             retransmit(qp, half, "no answer in twice the usual time");
             repeat_after(qp, half, now, wait * 2);
         }
+        go_on(qp, half, true, cx);
     }
-    go_on(qp, half, true, cx);
     let rest = &half.driver.rest;
     let repeat_at = rest.repeat_at.map(|(at, _)| at);
     let due = [rest.rnr_until, rest.ack_until, repeat_at];
@@ -1256,8 +1259,6 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
         return fail_front(qp, half, WcStatus::RnrRetryExcErr, cx);
     }
     go_back(half, half.driver.rest.unacked);
-    half.driver.rest.note_answer(cx.soon());
-    half.driver.rest.retries_left = half.driver.rest.retry_cnt;
     wait_for_receive(qp, half, code, cx);
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::time::{Carried, Time};
 // These are linked so that the devices have every optional feature that exists.
-use crate::time::Time;
 use block_loopback as _;
 use bmme as _;
 use emulated_ib::header::Header;
@@ -16,7 +16,6 @@ use emulated_ib::{InfiniBand, OnWire, RoceV2, WireOptions};
 use emulated_iwarp::codec::{Receiving, Sending};
 use emulated_iwarp::header::{self as iwarp_header, reset_header, stream_key};
 use emulated_iwarp::{Iwarp, MpaCodec};
-use low_latency_qp as _;
 use masked_atomics as _;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
@@ -174,11 +173,9 @@ impl<D: Driver> Steer for Engine<D> {
 
 /// Two devices on a network, and the clock that drives them.
 pub struct Fabric {
-    pub(crate) time: Time,
+    pub(crate) time: Arc<Time>,
     pub(crate) near: DeviceUnderTest,
     pub(crate) far: DeviceUnderTest,
-    /// How much both links have carried so far; present only over sockets.
-    pub(crate) carried: Option<Carried>,
 }
 
 /// A device, and the handle that steers it unless the device is real.
@@ -204,16 +201,12 @@ impl GivenDevice {
             steer: None,
         };
         Fabric {
-            time: Time::Real,
+            time: Arc::new(Time::Real { carried: None }),
             near: device.clone(),
             far: device,
-            carried: None,
         }
     }
 }
-
-/// Returns how much a link has carried so far.
-pub(crate) type Carried = Box<dyn Fn() -> u64 + Send + Sync>;
 
 impl Fabric {
     /// Two devices of this driver, which reach each other directly, in virtual time.
@@ -310,7 +303,7 @@ fn over_udp(options: &DeviceOptions, hosts: [u8; 2]) -> Fabric {
             let counts = link.counts();
             counts.sent + counts.delivered
         };
-        (device, Some(Box::new(carried)))
+        (device, Box::new(carried))
     })
 }
 
@@ -325,7 +318,7 @@ fn over_tcp(options: &DeviceOptions) -> Fabric {
             let counts = link.counts();
             counts.sent + counts.delivered + counts.lost
         };
-        (device, Some(Box::new(carried)))
+        (device, Box::new(carried))
     })
 }
 
@@ -333,7 +326,7 @@ fn over_tcp(options: &DeviceOptions) -> Fabric {
 // addresses.
 fn on_sockets(
     hosts: [u8; 2],
-    device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>),
+    device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Carried),
 ) -> Fabric {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let rig = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
@@ -343,14 +336,17 @@ fn on_sockets(
         device_at(SocketAddr::from(([127, network, c, d], PORT)))
     };
     let [(near, by_near), (far, by_far)] = hosts.map(device);
-    let carried = by_near
-        .zip(by_far)
-        .map(|(near, far)| -> Carried { Box::new(move || near() + far()) });
+    let ends = [Arc::clone(&near), Arc::clone(&far)];
+    let carried = move || {
+        ends.iter().for_each(|end| end.progress());
+        by_near() + by_far()
+    };
     Fabric {
-        time: Time::Real,
+        time: Arc::new(Time::Real {
+            carried: Some(Box::new(carried)),
+        }),
         near: near.into(),
         far: far.into(),
-        carried,
     }
 }
 
@@ -383,9 +379,8 @@ fn fabric<D: Driver>(
     };
     let (near, far) = (device(1), device(2));
     Fabric {
-        time: Time::Virtual(simulation),
+        time: Arc::new(Time::Virtual(simulation)),
         near: near.into(),
         far: far.into(),
-        carried: None,
     }
 }

@@ -1,7 +1,9 @@
 //! The harness of the conformance suite: one body per behaviour, run on every kind of device.
 //!
 //! A body is a function that takes a [`Rig`]: two devices of one kind on one network in virtual time, or a real device that is
-//! opened twice. [`cases!`] makes it a test for each [`Flavour`] and states the requirements that a device must meet to run it.
+//! opened twice. The rig is that of the probes, and a body returns an [`Outcome`] as a probe does: what it states it asserts, and
+//! an error of the rig ends it. [`cases!`] makes it a test for each [`Flavour`] and states the requirements that a device must meet
+//! to run it.
 //! On a device that does not meet them the body is not run; instead the device must refuse each missing feature by name, with
 //! nothing created and no queue slot used: see [`refusal`]. A device that claims less than another therefore passes no test
 //! silently, and a device that claims more than it does fails.
@@ -9,34 +11,35 @@
 //! Where transports differ by their own rules, bodies and helpers consult the device's attributes, never the flavour.
 #![forbid(unsafe_code)]
 
-mod fast;
 pub mod faults;
 mod flavour;
 mod needs;
-mod pair;
 mod probing;
 pub mod refusal;
 mod rig;
 mod time;
 
-pub use fast::Fast;
 pub use flavour::{Fabric, Flavour, GivenDevice, OtherFlavour, Steer};
 pub use needs::{ANY_DEVICE, Needs, needs, one_of};
-pub use pair::{Pair, Side, open};
-pub use probing::{examined, probe_rig};
-pub use rig::{End, Region, Rig};
+pub use probing::examined;
+pub use rig::{End, Rig};
 pub use test_kit::waiting;
+pub use verbs_api::probe::{Evidence, Fast, Outcome, Pair, Region, Side, open};
 
 /// Runs `body` on a device of this flavour, or checks that the device refuses the features that it lacks.
-pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {
+///
+/// # Panics
+/// The body ends with an error, or the device does not refuse them.
+pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig) -> Outcome) {
     let rig = Rig::new(flavour);
-    match needs.missing_of(&rig.far.context) {
+    let outcome = match needs.missing_of(&rig.far.context) {
         None => body(&rig),
         Some(missing) => {
             println!("{flavour:?} lacks {missing}: it must refuse it");
-            refusal::is_refused(&rig, &missing);
+            refusal::is_refused(&rig, &missing)
         }
-    }
+    };
+    outcome.unwrap_or_else(|evidence| panic!("{evidence}"));
 }
 
 /// The modules of the suite that the source of another crate does not include. The module of the probes is not counted: a crate
@@ -60,7 +63,7 @@ fn modules(source: &str) -> impl Iterator<Item = &str> {
 /// }
 ///
 /// // covers 2.42
-/// fn a_bound_window_cannot_be_bound_again(rig: &Rig) { … }
+/// fn a_bound_window_cannot_be_bound_again(rig: &Rig) -> Outcome { … }
 /// ```
 #[macro_export]
 macro_rules! cases {

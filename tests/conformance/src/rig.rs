@@ -1,90 +1,79 @@
-//! Two devices, the objects that a program has made from them, and their clock.
+//! The rig of the suite: that of the probes, and what only a test can do.
 
+use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use low_latency_qp::{LowLatency, Progress, Watch};
 use polyverbs_engine::trace::Trace;
-use verbs_api::provider::{DeviceOps, Mutex};
-use verbs_api::{
-    Access, Completion, Context, Cq, DestroyError, Device, Memory, Mr, MrOptions, Mw, Pd, Qp,
-    RemoteAddress, Requirements, Sge, Started, Transport, VerbError,
-    capability::{BaselineGaps, DeviceAttributes},
-    event::{AsyncEvent, EventType},
-    ids::{Gid, LinkAddress},
-    memory::{MwType, OutOfRange},
-    portable::read_sink_access,
-    qp::{AddressVector, QpCounters},
-};
+use verbs_api::probe::{self, Outcome, Pair, Side, ensure_eq};
+use verbs_api::provider::DeviceOps;
+use verbs_api::qp::{QpCounters, QpState};
+use verbs_api::wr::{BindWindow, WorkRequest};
+use verbs_api::{PostError, Qp, WcStatus};
 
-use crate::flavour::{Carried, DeviceUnderTest};
+use crate::flavour::DeviceUnderTest;
+use crate::probing::rig_of;
 use crate::time::Time;
-use crate::{Fast, Flavour, Steer};
+use crate::{Flavour, Steer};
 
-/// How long a test lets time pass to check that nothing happens.
-const A_WHILE: Duration = Duration::from_millis(20);
-
-/// How long a test of a real device does so: the device delivers frames by itself and does not report how many are
-/// in transit.
-const A_REAL_WHILE: Duration = Duration::from_millis(100);
-
-/// How long sockets must carry nothing until the rig assumes that everything has arrived.
-const QUIET: Duration = Duration::from_millis(40);
-
-/// Two devices of one flavour on one network: requests go from the near one to the far one.
+/// The rig of the probes on two devices of one flavour: requests go from the near one to the far one. A test can let time pass,
+/// and steer the devices.
 pub struct Rig {
+    rig: probe::Rig,
     flavour: Flavour,
-    time: Time,
-    carried: Option<Carried>,
-    complaints: Complaints,
+    time: Arc<Time>,
     /// The end that posts requests.
     pub near: End,
     /// The end that serves them.
     pub far: End,
-    /// Memory of the near end for the data that requests carry or fetch.
-    pub scratch: Region,
 }
 
-/// Failures that did not keep the test from continuing. The test fails at its end.
-#[derive(Default)]
-struct Complaints(Mutex<Vec<String>>);
+/// An end of the rig of the probes, and its device.
+pub struct End {
+    end: probe::End,
+    /// The device.
+    pub device: Arc<dyn DeviceOps>,
+    steer: Option<Arc<dyn Steer>>,
+}
 
-impl Drop for Complaints {
+impl Deref for Rig {
+    type Target = probe::Rig;
+
+    fn deref(&self) -> &probe::Rig {
+        &self.rig
+    }
+}
+
+impl Deref for End {
+    type Target = probe::End;
+
+    fn deref(&self) -> &probe::End {
+        &self.end
+    }
+}
+
+/// A test fails at its end if the rig has complaints about its devices.
+impl Drop for Rig {
     fn drop(&mut self) {
-        let found = std::mem::take(self.0.get_mut());
+        let found = self.rig.complaints();
         assert!(found.is_empty() || thread::panicking(), "{found:#?}");
     }
 }
 
-/// One device, opened for every feature that it has.
-pub struct End {
-    /// The device.
-    pub device: Arc<dyn DeviceOps>,
-    steer: Option<Arc<dyn Steer>>,
-    /// The open device.
-    pub context: Context,
-    /// A protection domain.
-    pub pd: Pd,
-    pub(crate) progress: Option<Progress>,
-}
-
-/// Registered memory.
-pub struct Region {
-    /// The memory.
-    pub memory: Memory,
-    /// The region: all of the memory.
-    pub mr: Mr,
-}
-
 impl Rig {
     /// Makes two devices of this flavour.
+    ///
+    /// # Panics
+    /// The devices cannot be opened, or refuse what every device has.
     pub fn new(flavour: Flavour) -> Self {
         Self::of(flavour, None)
     }
 
     /// Makes two other devices of this flavour, whose queue pair numbers are in `first..end`.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
     #[must_use]
     pub fn with_qp_numbers(&self, first: u32, end: u32) -> Self {
         Self::of(self.flavour, Some((first, end)))
@@ -92,18 +81,13 @@ impl Rig {
 
     fn of(flavour: Flavour, qp_numbers: Option<(u32, u32)>) -> Self {
         let fabric = flavour.build(qp_numbers);
-        let near = End::new(fabric.near, flavour);
-        let far = End::new(fabric.far, flavour);
-        let sink = read_sink_access(&near.context).access;
-        let scratch = near.region(1 << 16, sink);
+        let rig = rig_of(&fabric, flavour, &[]).unwrap_or_else(|evidence| panic!("{evidence}"));
         Self {
             flavour,
+            near: End::new(&rig.near, fabric.near),
+            far: End::new(&rig.far, fabric.far),
             time: fabric.time,
-            carried: fabric.carried,
-            complaints: Complaints::default(),
-            near,
-            far,
-            scratch,
+            rig,
         }
     }
 
@@ -124,7 +108,7 @@ impl Rig {
 
     /// Whether frames are delivered in real time, by other threads than that of the test.
     pub fn is_in_real_time(&self) -> bool {
-        matches!(self.time, Time::Real)
+        matches!(*self.time, Time::Real { .. })
     }
 
     /// Whether frames go over sockets of the test's own process.
@@ -135,32 +119,9 @@ impl Rig {
         )
     }
 
-    /// Makes the test fail at its end.
-    pub(crate) fn complain(&self, complaint: String) {
-        let mut complaints = self.complaints.0.lock();
-        if !complaints.contains(&complaint) {
-            complaints.push(complaint);
-        }
-    }
-
     /// Whether the devices existed before: the suite did not build them.
     pub fn is_given(&self) -> bool {
         matches!(self.flavour, Flavour::Given(_))
-    }
-
-    /// The attributes that both devices report.
-    pub fn attributes(&self) -> &DeviceAttributes {
-        self.far.context.attributes()
-    }
-
-    /// Whether both devices have this gap.
-    pub fn has_gap(&self, gap: BaselineGaps) -> bool {
-        self.attributes().gaps.contains(gap)
-    }
-
-    /// Whether a sender is notified that a message was refused: InfiniBand acknowledges, iWARP does not.
-    pub fn acknowledges(&self) -> bool {
-        self.attributes().transport == Transport::InfiniBand
     }
 
     /// Advances time to the next event that is due; returns `false` if none is due.
@@ -173,132 +134,60 @@ impl Rig {
         self.time.run_for(duration);
     }
 
-    /// Lets time pass until `done` returns true.
+    /// Posts a bind that fails, or that is refused while posting: a device that cannot encode the faulty request may refuse it
+    /// then.
     ///
-    /// # Panics
-    /// It never returns true.
-    pub fn wait_until(&self, done: impl FnMut() -> bool) {
-        self.time.run_until(done).expect("a network that goes on");
-    }
-
-    /// Lets time pass until the frames in transit have arrived or wait for something.
-    pub fn settle(&self) {
-        let Some(carried) = &self.carried else {
-            return self.run_for(match self.is_in_real_time() {
-                true => A_REAL_WHILE,
-                false => A_WHILE,
-            });
-        };
-        // However busy the machine is, this waits until the links have carried nothing for a while, although both
-        // devices were polled.
-        let (mut seen, mut since) = (carried(), Instant::now());
-        test_kit::waiting::until(|| {
-            self.near.steer().progress();
-            self.far.steer().progress();
-            let now = carried();
-            if now != seen {
-                (seen, since) = (now, Instant::now());
+    /// # Errors
+    /// The bind succeeds.
+    #[track_caller]
+    pub fn does_not_bind(&self, side: &Side, bind: BindWindow<'_>) -> Outcome {
+        match self.run_if_taken(side, bind)? {
+            Ok(status) => {
+                ensure_eq!(
+                    (status, side.state()?),
+                    (WcStatus::MwBindErr, QpState::Err),
+                    "the bind, and the state after it"
+                );
+                Ok(())
             }
-            since.elapsed() >= QUIET
-        });
-    }
-
-    /// Lets time pass until a control verb has ended, and returns its outcome.
-    ///
-    /// # Panics
-    /// The verb does not end.
-    pub fn outcome<T: Send + 'static, E: Send + 'static>(
-        &self,
-        started: Started<T, E>,
-    ) -> Result<T, E> {
-        let (sender, receiver) = mpsc::channel();
-        started.on_done(move |result| drop(sender.send(result)));
-        let mut outcome = None;
-        let ended = || {
-            outcome = receiver.try_recv().ok();
-            outcome.is_some()
-        };
-        self.time.run_until(ended).expect("a network that goes on");
-        // Another thread may be accessing the memory right now; the memory is released when that access ends.
-        let later = || receiver.recv_timeout(test_kit::waiting::PATIENCE).ok();
-        outcome.or_else(later).expect("a verb that ends")
-    }
-
-    /// Lets time pass until a control verb has succeeded, and returns its result.
-    ///
-    /// # Panics
-    /// The verb fails.
-    pub fn finish<T: Send + 'static>(&self, started: Started<T>) -> T {
-        self.outcome(started)
-            .unwrap_or_else(|error: VerbError| panic!("{error}"))
-    }
-
-    /// Lets time pass until a destroy has succeeded.
-    ///
-    /// # Panics
-    /// The destroy fails.
-    pub fn finish_destroy<T: Send + 'static>(&self, started: Started<(), DestroyError<T>>) {
-        self.outcome(started)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// Lets time pass until `count` completions have arrived, and returns them.
-    ///
-    /// # Panics
-    /// Fewer arrive, or more than `count` are in the queue.
-    pub fn take(&self, cq: &Cq, count: usize) -> Vec<Completion> {
-        let mut taken = Vec::with_capacity(count);
-        let enough = || {
-            taken.extend(poll_all(cq));
-            taken.len() >= count
-        };
-        let ran = self.time.run_until(enough);
-        // The condition is not evaluated after the very last step.
-        taken.extend(poll_all(cq));
-        assert_eq!(taken.len(), count, "{ran:?}, completions: {taken:#?}");
-        taken
-    }
-
-    /// Checks that no completion arrives.
-    ///
-    /// # Panics
-    /// A completion arrives.
-    pub fn nothing_on(&self, cq: &Cq) {
-        self.settle();
-        let found = poll_all(cq);
-        assert!(found.is_empty(), "unexpected: {found:#?}");
-    }
-}
-
-/// All completions that are in a queue.
-pub(crate) fn poll_all(cq: &Cq) -> Vec<Completion> {
-    let mut all = Vec::new();
-    loop {
-        let mut slot = [Completion::default()];
-        match cq.poll(&mut slot).expect("a queue that works").len() {
-            0 => return all,
-            _ => all.extend(slot),
+            Err(refused) => self.may_refuse(side, refused),
         }
+    }
+
+    /// Posts a signaled request that no device may execute: the far device refuses it, or a C library foresees the refusal.
+    ///
+    /// # Errors
+    /// The request is executed, or refused for another reason.
+    #[track_caller]
+    pub fn is_invalid<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) -> Outcome {
+        match self.verdict_if_taken(pair, request)? {
+            Ok(status) => {
+                ensure_eq!(status, WcStatus::RemInvReqErr, "an invalid request");
+                Ok(())
+            }
+            Err(refused) => self.may_refuse(&pair.near, refused),
+        }
+    }
+
+    /// Checks that a request that was refused while posting had no other effect. Only a C library may refuse it: such a
+    /// library checks the request itself, or has no encoding for it.
+    #[track_caller]
+    fn may_refuse(&self, side: &Side, refused: PostError) -> Outcome {
+        if !self.is_given() {
+            return Err(refused.into());
+        }
+        self.settle();
+        ensure_eq!(side.state()?, QpState::Rts, "the state after a refusal");
+        Ok(())
     }
 }
 
 impl End {
-    fn new(device: DeviceUnderTest, flavour: Flavour) -> Self {
-        let opened = Device::of(Arc::clone(&device.ops));
-        let everything = Requirements::everything_of(&opened.attributes());
-        let context = opened.open(&everything).expect("a device that opens");
-        let pd = context.alloc_pd().wait().expect("a domain");
-        let watch = || {
-            let low_latency: LowLatency = context.extension().expect("it is linked");
-            low_latency.watch(Watch::all()).expect("both are known")
-        };
-        let progress = flavour.is_low_latency().then(watch);
+    fn new(end: &probe::End, device: DeviceUnderTest) -> Self {
         Self {
+            end: end.clone(),
             device: device.ops,
             steer: device.steer,
-            context,
-            pd,
-            progress,
         }
     }
 
@@ -309,14 +198,6 @@ impl End {
     pub fn steer(&self) -> &dyn Steer {
         let steer = self.steer.as_deref();
         steer.expect("only an emulated device is steered: the case belongs in `steered_cases!`")
-    }
-
-    /// The path from the port of this end to the address.
-    ///
-    /// # Panics
-    /// The device has no port.
-    pub fn path(&self, address: LinkAddress, dgid: Gid) -> AddressVector {
-        self.context.path_to(1, address, dgid).expect("a port")
     }
 
     /// How many memory keys are in use; `None` where the device does not report it.
@@ -342,92 +223,51 @@ impl End {
         let traces = self.steer.as_ref().map(|steer| steer.trace(trace));
         traces.is_some()
     }
-
-    /// Allocates another protection domain.
-    pub fn other_pd(&self) -> Pd {
-        self.context.alloc_pd().wait().expect("a domain")
-    }
-
-    /// Creates a completion queue of this many entries.
-    pub fn cq(&self, cqe: u32) -> Cq {
-        self.context.create_cq(cqe).wait().expect("a queue")
-    }
-
-    /// Registers new memory with these rights.
-    pub fn region(&self, length: usize, access: Access) -> Region {
-        self.region_with(&self.pd, length, MrOptions::new(access))
-    }
-
-    /// Registers new memory in the given domain with these options.
-    pub fn region_with(&self, pd: &Pd, length: usize, options: MrOptions) -> Region {
-        let memory = Memory::zeroed(length).expect("memory");
-        let mr = pd.register_with(&memory, options).wait().expect("a region");
-        Region { memory, mr }
-    }
-
-    /// Memory of this many bytes, and an allocated key that it can be registered under.
-    pub fn fast(&self, length: usize) -> Fast {
-        Fast::new(&self.pd, length)
-    }
-
-    /// Allocates a memory window.
-    pub fn window(&self, mw_type: MwType) -> Mw {
-        self.pd.alloc_mw(mw_type).wait().expect("a window")
-    }
-
-    /// The asynchronous events that are pending.
-    pub fn events(&self) -> Vec<EventType> {
-        let events = std::iter::from_fn(|| self.context.poll_event());
-        events.map(|event: AsyncEvent| event.event_type()).collect()
-    }
 }
 
-impl Region {
-    /// The scatter/gather entry of a range.
-    ///
-    /// # Panics
-    /// The range is outside the region.
-    pub fn sge(&self, offset: usize, length: u32) -> Sge {
-        self.mr.sge(offset, length).expect("inside the region")
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use test_kit::waiting::{WatchedThread, until};
+    use verbs_api::probe::ensure_eq;
+    use verbs_api::{RKey, RemoteAddress, Started};
+
+    use crate::{ANY_DEVICE, Flavour, run};
+
+    #[test]
+    fn a_verb_that_another_thread_ends_is_waited_for() {
+        run(Flavour::Ib, ANY_DEVICE, |rig| {
+            let (started, completer) = Started::<u32>::pending();
+            let waiter = WatchedThread::current();
+            thread::spawn(move || {
+                // Virtual time has nothing left to do, so the rig waits for the verb itself.
+                until(|| waiter.is_blocked());
+                completer.complete(Ok(7))
+            });
+            ensure_eq!(rig.finish(started)?, 7, "the value of the verb");
+            Ok(())
+        });
     }
 
-    /// The remote address by which a peer reaches `offset`.
-    pub fn remote(&self, offset: u64) -> RemoteAddress {
-        self.mr.remote(offset)
+    #[test]
+    #[should_panic(expected = "0 completions, expected 1")]
+    fn an_error_of_the_rig_fails_the_body() {
+        run(Flavour::Ib, ANY_DEVICE, |rig| {
+            rig.take(&rig.rc()?.near.cq, 1)?;
+            Ok(())
+        });
     }
 
-    /// Fills the memory with bytes that depend on their position, different for each `seed`.
-    pub fn fill(&self, seed: u8) {
-        fill(&self.memory, seed);
+    #[test]
+    #[should_panic(expected = "RemAccessErr raised [], not QpAccessErr")]
+    fn a_body_fails_at_its_end_for_an_event_that_is_missing() {
+        run(Flavour::Ib, ANY_DEVICE, |rig| {
+            // The handler takes the event before the rig can poll it.
+            rig.far.context.on_event(|_| ());
+            let nowhere = RemoteAddress::new(0, RKey::new(0xfff_ff00));
+            assert!(!rig.can_write(&rig.rc()?, nowhere)?);
+            Ok(())
+        });
     }
-
-    /// A copy of a range.
-    ///
-    /// # Panics
-    /// The range is outside the region.
-    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        within(self.memory.to_vec(offset, length))
-    }
-
-    /// Copies bytes into the region.
-    ///
-    /// # Panics
-    /// The range is outside the region.
-    pub fn put(&self, offset: usize, octets: &[u8]) {
-        within(self.memory.write(offset, octets));
-    }
-}
-
-/// Fills memory with bytes that depend on their position, different for each `seed`.
-pub(crate) fn fill(memory: &Memory, seed: u8) {
-    let octets: Vec<_> = (0..memory.len()).map(|at| pattern(at, seed)).collect();
-    within(memory.write(0, &octets));
-}
-
-fn pattern(at: usize, seed: u8) -> u8 {
-    (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ seed | 1
-}
-
-pub(crate) fn within<T>(result: Result<T, OutOfRange>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -9,7 +9,7 @@ use std::sync::{MutexGuard, OnceLock};
 use std::{env, fs};
 
 use conformance::faults::Faults;
-use conformance::{Flavour, GivenDevice, Needs, Rig, examined};
+use conformance::{Flavour, GivenDevice, Needs, Outcome, Rig, examined};
 use rdma_core_provider::{LibIbverbs, PROVIDER};
 use verbs_api::Registry;
 use verbs_api::extension::Extensions;
@@ -68,7 +68,7 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// Runs a body of a module of the suite.
-fn run(module: &str, name: &str, needs: Needs, body: fn(&Rig)) {
+fn run(module: &str, name: &str, needs: Needs, body: fn(&Rig) -> Outcome) {
     let _turn = turn();
     let Setting { devices, faults } = setting();
     let module = module.split("::").nth(1).unwrap();
@@ -101,7 +101,7 @@ mod made {
     // A real device cannot be steered, so these cases make no tests.
     macro_rules! steered_cases {
         ($($name:ident: $needs:expr;)*) => {
-            $(const _: (conformance::Needs, fn(&conformance::Rig)) = ($needs, $name);)*
+            $(const _: (conformance::Needs, fn(&conformance::Rig) -> conformance::Outcome) = ($needs, $name);)*
         };
     }
 
@@ -176,7 +176,7 @@ fn faults_are_of_cases_that_there_are() {
     let is_there = |case: &str| {
         let (module, body) = case.split_once("::").unwrap();
         let source = fs::read_to_string(suite.join(module).with_extension("rs")).unwrap();
-        source.contains(&format!("fn {body}(rig: &Rig)"))
+        source.contains(&format!("fn {body}(rig: &Rig) -> Outcome"))
     };
     for list in fs::read_dir(folder.join("faults")).unwrap() {
         let list = fs::read_to_string(list.unwrap().path()).unwrap();

@@ -6,9 +6,12 @@ use super::rig::poll_all;
 use super::{End, Evidence, Outcome, Region, Rig};
 use crate::access::Access;
 use crate::context::Context;
+use crate::contract::carrier::Carrier;
 use crate::cq::Cq;
+use crate::event_type::EventType;
 use crate::ids::RKey;
 use crate::pd::Pd;
+use crate::post::PostError;
 use crate::qp::{PathOptions, Qp, QpOptions};
 use crate::qp_attributes::QpState;
 use crate::service::{Operations, QpType};
@@ -18,6 +21,9 @@ use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Writ
 
 /// The `wr_id` of the requests that these helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
+
+/// Where in the scratch memory these helpers put what they read. What they write comes from its first bytes.
+const SINK: usize = 0x8000;
 
 /// Options that permit the peer writes, reads and atomics, but no right that needs a feature.
 pub fn open() -> PathOptions {
@@ -111,7 +117,14 @@ impl End {
     /// The error of the device.
     #[track_caller]
     pub fn side(&self, qp_type: QpType) -> Result<Side, Evidence> {
-        self.side_with(&self.pd, |cq| self.options(qp_type, cq))
+        self.side_with(&self.pd, |cq| self.in_its_mode(self.options(qp_type, cq)))
+    }
+
+    fn in_its_mode(&self, options: QpOptions) -> QpOptions {
+        match &self.mode {
+            Some(mode) => mode(options),
+            None => options,
+        }
     }
 
     /// Makes a queue pair in RESET in the domain `pd`, with options that the caller may change.
@@ -146,10 +159,19 @@ impl Rig {
     /// The error of the device.
     #[track_caller]
     pub fn rc_in(&self, far: &Pd) -> Result<Pair, Evidence> {
-        let far = self
-            .far
-            .side_with(far, |cq| self.far.options(QpType::Rc, cq))?;
+        let far = self.far.side_with(far, |cq| {
+            self.far.in_its_mode(self.far.options(QpType::Rc, cq))
+        })?;
         self.connected(self.near.side(QpType::Rc)?, far)
+    }
+
+    /// Makes two connected UC queue pairs with all operations that were granted.
+    ///
+    /// # Errors
+    /// The error of the device.
+    #[track_caller]
+    pub fn uc(&self) -> Result<Pair, Evidence> {
+        self.connected(self.near.side(QpType::Uc)?, self.far.side(QpType::Uc)?)
     }
 
     /// Connects these two queue pairs with the options of [`open`].
@@ -178,7 +200,18 @@ impl Rig {
         let second = far.connect(&at_near, options);
         self.finish(first)?;
         self.finish(second)?;
+        self.wait_for_stream(&self.near, &near);
+        self.wait_for_stream(&self.far, &far);
         Ok(Pair { near, far })
+    }
+
+    // Over a network a stream takes time to connect. If it does not, the next request shows so.
+    fn wait_for_stream(&self, end: &End, side: &Side) {
+        if let Some(Carrier::Streams(port)) = end.context.carrier() {
+            let has_failed = || !matches!(side.state(), Ok(state) if state != QpState::Err);
+            self.pace
+                .until(&mut || port.carries(side.qp_num()) || has_failed());
+        }
     }
 
     /// Checks that the two ends reach each other, by a write of no bytes, which needs no valid key.
@@ -213,16 +246,31 @@ impl Rig {
         side: &Side,
         request: impl Into<WorkRequest<'a>>,
     ) -> Result<WcStatus, Evidence> {
+        Ok(self.run_if_taken(side, request)??)
+    }
+
+    /// Posts a request as [`run`](Self::run) does, and returns the error of the post if it is refused.
+    ///
+    /// # Errors
+    /// Another request completes.
+    #[track_caller]
+    pub fn run_if_taken<'a>(
+        &self,
+        side: &Side,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<Result<WcStatus, PostError>, Evidence> {
         let mut request = request.into();
         let common = request.common_mut();
         common.flags |= crate::wr::SendFlags::SIGNALED;
         let (wr_id, opcode) = (request.common().wr_id, request.wc_opcode());
-        side.post_one(request)?;
+        if let Err(refused) = side.post_one(request) {
+            return Ok(Err(refused));
+        }
         let done = self.take(&side.cq, 1)?.remove(0);
         let is_its = done.wr_id == wr_id && done.qp_num == side.qp_num();
         let says = !done.status.is_success() || done.opcode == opcode;
         if is_its && says {
-            Ok(done.status)
+            Ok(Ok(done.status))
         } else {
             Err(Evidence::wrong(format!(
                 "request {wr_id} ({opcode:?}) was posted, and {} ({:?}) of queue pair {} completed",
@@ -262,12 +310,17 @@ impl Rig {
             )));
         }
         self.settle();
-        match side.state()? {
-            QpState::Err | QpState::Sqe => Ok(()),
-            state => Err(Evidence::wrong(format!(
-                "a request failed, and the queue pair is in {state}"
-            ))),
+        let expected = match side.qp_type() {
+            QpType::Uc | QpType::Ud => QpState::Sqe,
+            _ => QpState::Err,
+        };
+        let state = side.state()?;
+        if state == expected {
+            return Ok(());
         }
+        Err(Evidence::wrong(format!(
+            "a request failed, and the queue pair is in {state}, not {expected}"
+        )))
     }
 
     /// Whether the far end permits the near one to write eight bytes to `remote`. A refusal ends the connection.
@@ -276,10 +329,22 @@ impl Rig {
     /// The write neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn can_write(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
-        self.is_granted(
-            pair,
-            Write::new(self.scratch.sge(0, 8)?, remote).wr_id(ATTEMPT),
-        )
+        self.can_write_bytes(pair, remote, 8)
+    }
+
+    /// Whether the far end permits the near one to write `length` bytes to `remote`. A refusal ends the connection.
+    ///
+    /// # Errors
+    /// The write neither succeeds nor is refused as an access error.
+    #[track_caller]
+    pub fn can_write_bytes(
+        &self,
+        pair: &Pair,
+        remote: RemoteAddress,
+        length: u32,
+    ) -> Result<bool, Evidence> {
+        let data = self.scratch.sge(0, length)?;
+        self.is_granted(pair, Write::new(data, remote).wr_id(ATTEMPT))
     }
 
     /// Whether the far end permits the near one to read eight bytes from `remote`. A refusal ends the connection.
@@ -288,10 +353,23 @@ impl Rig {
     /// The read neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn can_read(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
-        self.is_granted(
-            pair,
-            Read::new(self.scratch.sge(0, 8)?, remote).wr_id(ATTEMPT),
-        )
+        self.can_read_bytes(pair, remote, 8)
+    }
+
+    /// Whether the far end permits the near one to read `length` bytes from `remote`, into the second half of the scratch
+    /// memory. A refusal ends the connection.
+    ///
+    /// # Errors
+    /// The read neither succeeds nor is refused as an access error.
+    #[track_caller]
+    pub fn can_read_bytes(
+        &self,
+        pair: &Pair,
+        remote: RemoteAddress,
+        length: u32,
+    ) -> Result<bool, Evidence> {
+        let sink = self.scratch.sge(SINK, length)?;
+        self.is_granted(pair, Read::new(sink, remote).wr_id(ATTEMPT))
     }
 
     /// Whether the far end permits the near one an atomic add to eight bytes at `remote`. A refusal ends the connection.
@@ -300,7 +378,7 @@ impl Rig {
     /// The atomic neither succeeds nor is refused as an access error.
     #[track_caller]
     pub fn can_add(&self, pair: &Pair, remote: RemoteAddress) -> Result<bool, Evidence> {
-        let sink = self.scratch.sge(0, 8)?;
+        let sink = self.scratch.sge(SINK, 8)?;
         self.is_granted(pair, FetchAdd::new(sink, remote, 1).wr_id(ATTEMPT))
     }
 
@@ -318,7 +396,7 @@ impl Rig {
             WcStatus::Success => Ok(true),
             WcStatus::RemAccessErr => Ok(false),
             other => Err(Evidence::wrong(format!(
-                "neither granted nor refused for its key: {other:?}"
+                "neither granted nor refused: {other:?}"
             ))),
         }
     }
@@ -334,17 +412,38 @@ impl Rig {
         pair: &Pair,
         request: impl Into<WorkRequest<'a>>,
     ) -> Result<WcStatus, Evidence> {
-        use crate::event_type::EventType;
+        Ok(self.verdict_if_taken(pair, request)??)
+    }
+
+    /// Posts a request as [`verdict`](Self::verdict) does, and returns the error of the post if it is refused.
+    ///
+    /// # Errors
+    /// The queue pairs are not in ERR after the far end has refused the request.
+    #[track_caller]
+    pub fn verdict_if_taken<'a>(
+        &self,
+        pair: &Pair,
+        request: impl Into<WorkRequest<'a>>,
+    ) -> Result<Result<WcStatus, PostError>, Evidence> {
         let request = request.into();
+        // Only an answer reports a refusal to the requester; without an answer a write completes before it is refused.
+        let is_answered = self.acknowledges() || request.is_read_or_atomic();
         self.far.events();
-        let status = self.run(&pair.near, request)?;
-        let acknowledged = self.acknowledges() && status.is_success();
-        if acknowledged && pair.far.state()? == QpState::Rts {
-            return Ok(status);
+        let status = match self.run_if_taken(&pair.near, request)? {
+            Ok(status) => status,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        if !(self.acknowledges() && status.is_success()) {
+            self.settle();
         }
-        self.settle();
         if status.is_success() && pair.far.state()? == QpState::Rts {
-            return Ok(status);
+            let state = pair.near.state()?;
+            if state != QpState::Rts {
+                self.complain(format!(
+                    "a request was granted, and its queue pair is in {state}"
+                ));
+            }
+            return Ok(Ok(status));
         }
         let states = (pair.near.state()?, pair.far.state()?);
         if states != (QpState::Err, QpState::Err) {
@@ -355,14 +454,23 @@ impl Rig {
         }
         let events = self.far.events();
         pair.near.poll()?;
+        if is_answered == status.is_success() {
+            self.complain(format!("a request that was refused ended with {status:?}"));
+        }
         if status.is_success() {
-            // Without an acknowledgement a write has completed before the peer refused it; the peer's event shows the
-            // refusal.
-            return Ok(match events[..] {
+            // The peer's event shows the refusal.
+            return Ok(Ok(match events[..] {
                 [EventType::QpAccessErr] => WcStatus::RemAccessErr,
                 _ => WcStatus::RemInvReqErr,
-            });
+            }));
         }
-        Ok(status)
+        let expected = match status {
+            WcStatus::RemAccessErr => EventType::QpAccessErr,
+            _ => EventType::QpReqErr,
+        };
+        if events != [expected] {
+            self.complain(format!("{status:?} raised {events:?}, not {expected:?}"));
+        }
+        Ok(Ok(status))
     }
 }

@@ -1,8 +1,8 @@
 //! The devices, memory and time that a probe uses: two ends that reach each other.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::{Evidence, Outcome};
@@ -12,24 +12,32 @@ use crate::context::Context;
 use crate::control::Started;
 use crate::cq::Cq;
 use crate::device::Device;
+use crate::error::VerbError;
 use crate::event_type::EventType;
 use crate::ids::{Gid, LKey, RKey};
 use crate::lifecycle::DestroyError;
+use crate::lock::Mutex;
 use crate::mem::{Memory, MwType, PageList, Sge};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
+use crate::operation::WcOpcode;
 use crate::pd::Pd;
+use crate::qp::QpOptions;
 use crate::transport::Transport;
-use crate::wc::Completion;
+use crate::wc::{Completion, WcStatus};
 use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
 /// The page size in bytes that probes use.
 const PAGE: u64 = 4096;
 
+/// How long a probe waits in real time for an event that should happen: so long that even on a busy machine only failing probes
+/// end by this.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// How a probe waits: in real or in virtual time.
 ///
 /// [`Clock`] is real time; a simulation implements it to run the probes in virtual time.
-pub trait Pace {
+pub trait Pace: Send + Sync {
     /// Waits until `done` returns true, or until nothing more can happen on its own, in other threads of the process
     /// neither. Returns the last result of `done`.
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool;
@@ -48,12 +56,11 @@ pub struct Clock {
 }
 
 impl Default for Clock {
-    /// Waits thirty seconds for events that should happen, so that even on a busy machine only failing probes end by this;
-    /// and fifty milliseconds for those that should not, within which a peer without acknowledgements must have refused a
-    /// message.
+    /// Waits thirty seconds for events that should happen, and fifty milliseconds for those that should not, within which a
+    /// peer without acknowledgements must have refused a message.
     fn default() -> Self {
         Self {
-            patience: Duration::from_secs(30),
+            patience: PATIENCE,
             moment: Duration::from_millis(50),
         }
     }
@@ -107,17 +114,23 @@ pub struct Rig {
     pub far: End,
     /// Registered memory of the near end for the data of requests.
     pub scratch: Region,
-    pace: Box<dyn Pace>,
+    pub(super) pace: Box<dyn Pace>,
     number: u32,
+    complaints: Mutex<Vec<String>>,
 }
 
 /// An open device, and a protection domain on it.
+#[derive(Clone)]
 pub struct End {
     /// The open device of this end.
     pub context: Context,
     /// A protection domain on the device of this end.
     pub pd: Pd,
+    pub(super) mode: Option<Mode>,
 }
+
+/// Changes the options of a queue pair before it is made.
+pub(super) type Mode = Arc<dyn Fn(QpOptions) -> QpOptions + Send + Sync>;
 
 /// Memory together with the region that it is registered as.
 pub struct Region {
@@ -155,6 +168,7 @@ impl Rig {
             scratch,
             pace,
             number,
+            complaints: Mutex::default(),
         })
     }
 
@@ -206,6 +220,19 @@ impl Rig {
         Self::new(open()?, open()?, pace)
     }
 
+    /// Returns the faults of the devices that do not keep a program from continuing, such as an event that was not raised. No
+    /// probe fails for them, but a test of a device may.
+    pub fn complaints(&self) -> Vec<String> {
+        self.complaints.lock().clone()
+    }
+
+    pub(super) fn complain(&self, complaint: String) {
+        let mut complaints = self.complaints.lock();
+        if !complaints.contains(&complaint) {
+            complaints.push(complaint);
+        }
+    }
+
     /// Returns the attributes of the far device.
     pub fn attributes(&self) -> &DeviceAttributes {
         self.far.context.attributes()
@@ -247,18 +274,14 @@ impl Rig {
     /// # Errors
     /// The verb does not end.
     #[track_caller]
-    pub fn outcome<T: Send + 'static, E: Send + 'static>(
+    pub fn outcome<T, E: From<VerbError>>(
         &self,
-        started: Started<T, E>,
+        mut started: Started<T, E>,
     ) -> Result<Result<T, E>, Evidence> {
-        let (sender, receiver) = mpsc::channel();
-        started.on_done(move |result| drop(sender.send(result)));
-        let mut outcome = None;
-        self.pace.until(&mut || {
-            outcome = outcome.take().or_else(|| receiver.try_recv().ok());
-            outcome.is_some()
-        });
-        outcome.ok_or_else(|| Evidence::wrong("a control verb does not end"))
+        self.pace.until(&mut || started.is_done());
+        // Virtual time may have nothing left to do while another thread of the process still ends the verb.
+        let ended = started.wait_for(PATIENCE).transpose();
+        ended.ok_or_else(|| Evidence::wrong("a control verb does not end"))
     }
 
     /// Waits until a control verb has ended, and returns its value; the verb must succeed.
@@ -266,11 +289,9 @@ impl Rig {
     /// # Errors
     /// The verb fails, or does not end.
     #[track_caller]
-    pub fn finish<T: Send + 'static, E: Send + 'static>(
-        &self,
-        started: Started<T, E>,
-    ) -> Result<T, Evidence>
+    pub fn finish<T, E>(&self, started: Started<T, E>) -> Result<T, Evidence>
     where
+        E: From<VerbError>,
         Evidence: From<E>,
     {
         Ok(self.outcome(started)??)
@@ -281,10 +302,7 @@ impl Rig {
     /// # Errors
     /// The destroy fails, or does not end.
     #[track_caller]
-    pub fn finish_destroy<T: Send + 'static>(
-        &self,
-        started: Started<(), DestroyError<T>>,
-    ) -> Outcome {
+    pub fn finish_destroy<T>(&self, started: Started<(), DestroyError<T>>) -> Outcome {
         Ok(self.outcome(started)??)
     }
 
@@ -309,13 +327,10 @@ impl Rig {
         if taken.len() == count {
             return Ok(taken);
         }
-        let found: Vec<_> = taken
-            .iter()
-            .map(|done| (done.wr_id, done.opcode, done.status))
-            .collect();
         Err(Evidence::wrong(format!(
-            "{} completions, expected {count}: {found:?}",
-            found.len()
+            "{} completions, expected {count}: {:?}",
+            taken.len(),
+            brief(&taken)
         )))
     }
 
@@ -326,14 +341,20 @@ impl Rig {
     #[track_caller]
     pub fn nothing_on(&self, cq: &Cq) -> Outcome {
         self.settle();
-        match poll_all(cq)?.first() {
-            None => Ok(()),
-            Some(done) => Err(Evidence::wrong(format!(
-                "a completion that no request of the probe has: {} {:?} {:?}",
-                done.wr_id, done.opcode, done.status
-            ))),
+        let found = poll_all(cq)?;
+        if found.is_empty() {
+            return Ok(());
         }
+        Err(Evidence::wrong(format!(
+            "completions that no request of the probe has: {:?}",
+            brief(&found)
+        )))
     }
+}
+
+fn brief(completions: &[Completion]) -> Vec<(u64, WcOpcode, WcStatus)> {
+    let brief = |done: &Completion| (done.wr_id, done.opcode, done.status);
+    completions.iter().map(brief).collect()
 }
 
 /// Returns all completions that are in a queue.
@@ -352,7 +373,17 @@ pub(super) fn poll_all(cq: &Cq) -> Result<Vec<Completion>, Evidence> {
 impl End {
     fn new(context: Context) -> Result<Self, Evidence> {
         let pd = context.alloc_pd().wait()?;
-        Ok(Self { context, pd })
+        Ok(Self {
+            context,
+            pd,
+            mode: None,
+        })
+    }
+
+    /// Lets `mode` change the options of each queue pair that [`side`](Self::side) makes from now on, for example to add the
+    /// mode of an extension.
+    pub fn set_mode(&mut self, mode: impl Fn(QpOptions) -> QpOptions + Send + Sync + 'static) {
+        self.mode = Some(Arc::new(mode));
     }
 
     /// Makes another protection domain at this end.

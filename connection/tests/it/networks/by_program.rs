@@ -18,7 +18,7 @@ fn by_program(psn: u32) -> ConnectionOptions {
 fn bring_up(ends: &Ends, qp: &Qp, steps: [QpAttributes; 3]) {
     assert_eq!(state(qp), QpState::Reset);
     for step in steps {
-        ends.rig.finish(qp.modify(step));
+        ends.rig.finish(qp.modify(step)).unwrap();
     }
 }
 

@@ -47,7 +47,7 @@ fn connect_waits_for_the_accept_and_accept_for_the_complete() {
 fn receives_may_be_posted_before_the_connection_exists() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
-        ends.rig.finish(far.init(PathOptions::new()));
+        ends.rig.finish(far.init(PathOptions::new())).unwrap();
         ends.far.post_receive(&far, 1);
         let _both = ends.connected(&near, &far);
         near.post_one(wr::Send::new(&b"hello"[..])).unwrap();
@@ -412,8 +412,8 @@ fn a_future_that_is_dropped_loses_no_request() {
         let abandoned = ends.listener.next();
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.request(&near);
-        ends.rig.wait_until(|| abandoned.is_done());
-        assert!(abandoned.is_done());
+        let is_over = ends.rig.until("its end", || abandoned.is_done());
+        is_over.unwrap();
         drop(abandoned);
         let incoming = ends.end(ends.listener.next());
         let accepted = ends.accept(incoming, &far);
@@ -465,7 +465,8 @@ fn rnr_timer_code_0_delays_655_milliseconds() {
         let _far = ends.end(accepted);
         let early = wr::Send::new(&b"early"[..]).signaled(1);
         near.post_one(early).unwrap();
-        ends.rig.wait_until(|| near.counters().rnr_naks == 1);
+        let is_refused = || near.counters().rnr_naks == 1;
+        ends.rig.until("an RNR NAK", is_refused).unwrap();
         ends.far.post_receive(&far, 1);
         ends.rig.run_for(Duration::from_millis(655));
         assert!(ends.take(&ends.near, 0).is_empty());
@@ -569,7 +570,7 @@ fn a_queue_pair_that_was_reset_may_connect_again() {
             ends.end(at_far.disconnect());
             for qp in [&near, &far] {
                 let reset = QpAttributes::new().qp_state(QpState::Reset);
-                ends.rig.finish(qp.modify(reset));
+                ends.rig.finish(qp.modify(reset)).unwrap();
             }
         }
     });
@@ -604,17 +605,17 @@ fn a_pending_connect_or_accept_blocks_no_other_call() {
         // A queue pair is destroyed, and its connect fails: the listener sees no error.
         let near = ends.near_qp();
         let (asked, incoming) = ends.ask(&near);
-        ends.rig.finish_destroy(near.destroy());
+        ends.rig.finish_destroy(near.destroy()).unwrap();
         incoming.reject(b"").unwrap();
         assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
         // The queue pair of the passive side is destroyed during an accept.
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
-        ends.rig.finish_destroy(far.destroy());
+        ends.rig.finish_destroy(far.destroy()).unwrap();
         drop(ends.end(asked));
         assert_eq!(ends.error(accepted), ConnectError::Aborted);
-        ends.rig.finish_destroy(near.destroy());
+        ends.rig.finish_destroy(near.destroy()).unwrap();
     });
 }
 

@@ -14,9 +14,10 @@ const QKEY: u32 = 0x1357_9bdf;
 const INFINIBAND: [Flavour; 2] = [Flavour::Ib, Flavour::IbUdp];
 
 fn datagram_qp(ends: &Ends, end: &End) -> Qp {
-    let qp = ends.rig.finish(end.pd.create_qp(QpOptions::ud(&end.cq)));
+    let created = end.pd.create_qp(QpOptions::ud(&end.cq));
+    let qp = ends.rig.finish(created).unwrap();
     let activated = qp.activate(PathOptions::new().qkey(QKEY));
-    ends.rig.finish(activated);
+    ends.rig.finish(activated).unwrap();
     qp
 }
 
@@ -42,7 +43,7 @@ fn resolving_a_port_yields_the_queue_pair_and_its_qkey() {
 
         ends.far.post_receive(&far, 5);
         let path = service.path(&ends.near.context, 1).unwrap();
-        let ah = ends.rig.finish(ends.near.pd.create_ah(path));
+        let ah = ends.rig.finish(ends.near.pd.create_ah(path)).unwrap();
         let destination = UdDestination {
             ah: ah.clone(),
             remote_qpn: service.qp_num,

@@ -202,7 +202,8 @@ impl Ends {
     }
 
     fn qp_of(&self, end: &End) -> Qp {
-        self.rig.finish(end.pd.create_qp(QpOptions::rc(&end.cq)))
+        let created = end.pd.create_qp(QpOptions::rc(&end.cq));
+        self.rig.finish(created).unwrap()
     }
 
     pub(crate) fn request(&self, qp: &Qp) -> Started<Accepted, ConnectError> {
@@ -237,7 +238,7 @@ impl Ends {
     }
 
     pub(crate) fn end<T: Send + 'static>(&self, started: Started<T, ConnectError>) -> T {
-        match self.rig.outcome(started) {
+        match self.rig.outcome(started).unwrap() {
             Ok(result) => result,
             Err(error) => panic!("{:?}: {error}", self.flavour),
         }
@@ -247,7 +248,7 @@ impl Ends {
         &self,
         started: Started<T, ConnectError>,
     ) -> ConnectError {
-        match self.rig.outcome(started) {
+        match self.rig.outcome(started).unwrap() {
             Ok(_) => panic!("{:?}: it succeeded", self.flavour),
             Err(error) => error,
         }
@@ -260,11 +261,11 @@ impl Ends {
     }
 
     pub(crate) fn take(&self, end: &End, count: usize) -> Vec<Completion> {
-        self.rig.take(&end.cq, count)
+        self.rig.take(&end.cq, count).unwrap()
     }
 
     pub(crate) fn wait_for_state(&self, qp: &Qp, expected: QpState) {
-        self.rig.wait_until(|| state(qp) == expected);
-        assert_eq!(state(qp), expected);
+        let reached = self.rig.until("the state", || state(qp) == expected);
+        reached.unwrap_or_else(|_| panic!("{}, not {expected}", state(qp)));
     }
 }

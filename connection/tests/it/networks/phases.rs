@@ -17,7 +17,7 @@ const SLOW: Duration = Duration::from_millis(60);
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn destroy(ends: &Ends, qp: Qp) {
-    ends.rig.finish_destroy(qp.destroy());
+    ends.rig.finish_destroy(qp.destroy()).unwrap();
 }
 
 fn is_of_queue_pair(error: &ConnectError) -> bool {
@@ -72,7 +72,7 @@ fn a_qp_destroyed_during_an_accept_ends_both_sides() {
         let pending = ends.end(asked);
         destroy(ends, far);
         // The complete may yield a connection that ends at once, or fail.
-        let completed = ends.rig.outcome(pending.complete());
+        let completed = ends.rig.outcome(pending.complete()).unwrap();
         let error = ends.error(accepted);
         assert!(is_of_queue_pair(&error) || is_gone(&error), "{error}");
         match completed {
@@ -84,7 +84,7 @@ fn a_qp_destroyed_during_an_accept_ends_both_sides() {
 
 /// Checks that the queue pair cannot be destroyed now, and returns it.
 fn busy(ends: &Ends, qp: Qp) -> Qp {
-    match ends.rig.outcome(qp.destroy()) {
+    match ends.rig.outcome(qp.destroy()).unwrap() {
         Err(DestroyError::Busy { object, .. }) => object,
         Err(other) => panic!("{other}"),
         Ok(()) => panic!("it has gone"),
@@ -299,11 +299,11 @@ fn removal_of_the_device_ends_waiting_for_requests() {
         let asked = questions.as_ref().ok().map(|services| services.next());
         rig.far.steer().remove();
         let is_removed = |error: Option<ConnectError>| is_removal(&error.expect("it succeeded"));
-        assert!(is_removed(rig.outcome(waits).err()));
-        assert!(is_removed(rig.outcome(listener.next()).err()));
+        assert!(is_removed(rig.outcome(waits).unwrap().err()));
+        assert!(is_removed(rig.outcome(listener.next()).unwrap().err()));
         assert_eq!(asked.is_some(), flavour == Flavour::IbUdp);
         if let Some(asked) = asked {
-            assert!(is_removed(rig.outcome(asked).err()));
+            assert!(is_removed(rig.outcome(asked).unwrap().err()));
         }
     }
 }
@@ -398,7 +398,7 @@ fn an_accept_that_timed_out_ignores_a_late_completion() {
 }
 
 fn pending_complete(ends: &Ends, pending: Accepted) -> Result<Connection, ConnectError> {
-    ends.rig.outcome(pending.complete())
+    ends.rig.outcome(pending.complete()).unwrap()
 }
 
 // covers 5.28

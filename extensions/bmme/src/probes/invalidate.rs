@@ -72,12 +72,24 @@ pub(super) fn no_such_key(rig: &Rig) -> Outcome {
 /// All access rights that the local memory of a read needs on any transport.
 const SINK: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
-// covers 2.24
+/// Checks that requests have succeeded in this order; a refused operation is the evidence where there is one.
+fn completed(done: &[Completion], ids: &[u64], what: &str) -> Outcome {
+    let refused = done.iter().find(|done| done.status == WcStatus::LocQpOpErr);
+    if let Some(refused) = refused {
+        return Err(Evidence::ended(refused.status));
+    }
+    let found: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
+    let expected: Vec<_> = ids.iter().map(|&id| (id, WcStatus::Success)).collect();
+    ensure_eq!(found, expected, "{what}");
+    Ok(())
+}
+
+// covers 2.24 2.25
 pub(super) fn fenced(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let sink = rig.near.fast(8192)?;
     let source = rig.far.region(8192, OPEN)?;
-    for round in 0..20 {
+    for round in 0..50 {
         source.fill(round)?;
         let mut batch = Batch::new();
         batch.push(sink.register_afresh(SINK));
@@ -85,15 +97,11 @@ pub(super) fn fenced(rig: &Rig) -> Outcome {
         batch.push(sink.invalidate().fence().signaled(2));
         pair.near.post(&mut batch)?;
         let done = rig.take(&pair.near.cq, 2)?;
-        let found = [done[0].status, done[1].status];
-        if found[1] == WcStatus::LocQpOpErr {
-            return Err(Evidence::ended(found[1]));
-        }
-        ensure_eq!(
-            found,
-            [WcStatus::Success; 2],
-            "a read, and a fenced invalidate of its sink"
-        );
+        completed(
+            &done,
+            &[1, 2],
+            "a read, and a fenced invalidate of its sink",
+        )?;
         ensure_eq!(
             sink.bytes(0, LONG as usize)?,
             source.bytes(0, LONG as usize)?,
@@ -124,15 +132,11 @@ pub(super) fn fenced_all(rig: &Rig) -> Outcome {
     }
     pair.near.post(&mut batch)?;
     let done = rig.take(&pair.near.cq, 12)?;
-    let found: Vec<_> = done.iter().map(|done| done.status).collect();
-    if found[6] == WcStatus::LocQpOpErr {
-        return Err(Evidence::ended(found[6]));
-    }
-    ensure_eq!(
-        found,
-        vec![WcStatus::Success; 12],
-        "six reads and the fenced invalidates of their sinks"
-    );
+    completed(
+        &done,
+        &[1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2],
+        "six reads and the fenced invalidates of their sinks",
+    )?;
     for sink in &sinks {
         ensure_eq!(
             sink.bytes(0, LONG as usize)?,
@@ -201,13 +205,21 @@ pub(super) fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Result<Com
 pub(super) fn send(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let fast = registered(rig, &pair)?;
-    for _ in 0..5 {
+    for _ in 0..50 {
         let key = fast.rkey();
         let got = send_invalidating(rig, &pair, key)?;
-        ensure_eq!(got.status, WcStatus::Success, "the receive");
+        ensure_eq!(
+            (got.wr_id, got.status, got.byte_len as usize),
+            (0, WcStatus::Success, MESSAGE.len()),
+            "the receive"
+        );
         ensure_eq!(got.wc_flags, WcFlags::WITH_INV, "its flags");
-        ensure_eq!(got.invalidated_rkey(), Some(key), "the key that it tells");
-        rig.take(&pair.near.cq, 1)?;
+        ensure_eq!(
+            (got.invalidated_rkey(), got.immediate()),
+            (Some(key), None),
+            "the key that it tells, and its immediate data"
+        );
+        completed(&rig.take(&pair.near.cq, 1)?, &[77], "the send")?;
         // Invalid once the receive has completed: it can be registered at once.
         rig.succeeds(&pair.far, fast.register_afresh(OPEN))?;
     }
@@ -233,17 +245,28 @@ pub(super) fn send_without_receive(rig: &Rig) -> Outcome {
         "a message that found no receive has invalidated its key"
     );
     if rig.has_gap(BaselineGaps::NO_RNR_RETRY) {
+        ensure_eq!(
+            pair.far.state()?,
+            QpState::Err,
+            "the state after a message that found no receive"
+        );
         return Ok(());
     }
     let landing = rig.far.region(64, Access::LOCAL_WRITE)?;
     pair.far.receive(&landing, 0, 64)?;
     let got = rig.take(&pair.far.cq, 1)?.remove(0);
     ensure_eq!(
-        got.invalidated_rkey(),
-        Some(fast.rkey()),
-        "the key that the receive tells"
+        (got.status, got.invalidated_rkey()),
+        (WcStatus::Success, Some(fast.rkey())),
+        "the receive, and the key that it tells"
     );
-    rig.take(&pair.near.cq, 1)?;
+    ensure_eq!(
+        landing.bytes(0, MESSAGE.len())?,
+        MESSAGE.to_vec(),
+        "the message"
+    );
+    completed(&rig.take(&pair.near.cq, 1)?, &[1], "the send")?;
+    rig.nothing_on(&pair.far.cq)?;
     ensure!(
         !rig.can_write(&other, fast.remote(0))?,
         "a key is valid still after the message that invalidates it was received"

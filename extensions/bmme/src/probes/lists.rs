@@ -1,8 +1,8 @@
 //! Layouts: zero-based addresses, blocks of any size, elements with gaps.
 
-use verbs_api::probe::{Evidence, Outcome, Pair, Rig};
+use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig};
 use verbs_api::{
-    Access, Memory, MrKey, MrOptions, PageList, RemoteAddress,
+    Access, Memory, MrKey, MrOptions, PageList, RemoteAddress, WcStatus,
     memory::{MemoryRange, MwType},
     probe::{ensure, ensure_eq},
     wr,
@@ -14,51 +14,92 @@ use super::OPEN;
 pub(super) fn zero_based_region(rig: &Rig) -> Outcome {
     let options = MrOptions::new(OPEN).zero_based();
     let region = rig.far.region_with(&rig.far.pd, 1000, options)?;
+    ensure_eq!(region.mr.iova(), 0, "the address of a zero-based region");
     let key = region.mr.rkey();
-    for (addr, granted) in [(0, true), (992, true), (993, false), (1000, false)] {
-        let found = rig.can_write(&rig.rc()?, RemoteAddress::new(addr, key))?;
+    for (addr, length, granted) in [
+        (0, 1000, true),
+        (992, 8, true),
+        (999, 1, true),
+        (1, 1000, false),
+        (993, 8, false),
+        (1000, 1, false),
+        (1001, 1, false),
+        (region.memory.address(), 8, false),
+        (u64::MAX, 1, false),
+    ] {
+        let remote = RemoteAddress::new(addr, key);
+        let found = (
+            rig.can_write_bytes(&rig.rc()?, remote, length)?,
+            rig.can_read_bytes(&rig.rc()?, remote, length)?,
+        );
         ensure_eq!(
             found,
-            granted,
-            "whether a peer may write at {addr} of 1000 zero-based bytes"
+            (granted, granted),
+            "whether a peer writes and reads {length} bytes at {addr} of 1000 zero-based bytes"
         );
     }
     rig.scratch.fill(0x41)?;
     let pair = rig.rc()?;
-    rig.succeeds(
-        &pair.near,
-        wr::Write::new(rig.scratch.sge(0, 1000)?, RemoteAddress::new(0, key)),
-    )?;
-    rig.settle();
+    ensure!(
+        rig.can_write_bytes(&pair, RemoteAddress::new(0, key), 1000)?,
+        "a peer cannot write all of a zero-based region"
+    );
     ensure_eq!(
         region.bytes(0, 1000)?,
         rig.scratch.bytes(0, 1000)?,
         "what a write at 0 wrote"
     );
-    Ok(())
+    local_addresses(rig, &pair, &region)
 }
 
-// covers 2.67
+// The addresses of local requests count from the first byte of the region too.
+fn local_addresses(rig: &Rig, pair: &Pair, region: &Region) -> Outcome {
+    pair.near.receive(&rig.scratch, 0x4000, 64)?;
+    rig.succeeds(&pair.far, wr::Send::new(region.mr.sge_all().at(100, 50)))?;
+    let done = rig.take(&pair.near.cq, 1)?.remove(0);
+    ensure_eq!(done.byte_len, 50, "the length of the message");
+    ensure_eq!(
+        rig.scratch.bytes(0x4000, 50)?,
+        region.bytes(100, 50)?,
+        "a message from byte 100 of a zero-based region"
+    );
+    let outside = wr::Send::new(region.mr.sge_all().at(1000, 1));
+    rig.fails(&pair.far, outside, &[WcStatus::LocProtErr])
+}
+
+// covers 2.67 2.66
 pub(super) fn zero_based_offset(rig: &Rig) -> Outcome {
-    let memory = rig.far.region(8192, Access::LOCAL_WRITE)?;
-    let range = memory.memory.range(123, 5000)?;
-    let mapped = PageList::map(&[range], 4096, 2).map_err(unusable)?;
+    // Two pages that do not follow each other in the memory.
+    let memory = rig.far.region(4 * 4096, Access::LOCAL_WRITE)?;
+    let ranges = [
+        memory.memory.range(4096 + 123, 4096 - 123)?,
+        memory.memory.range(3 * 4096, 500)?,
+    ];
+    let mapped = PageList::map(&ranges, 4096, 2).map_err(unusable)?;
     let key = rig.finish(rig.far.pd.alloc_key(2))?;
     let pair = rig.rc()?;
     let request = wr::FastRegister::new(&key, &mapped.list).access(OPEN | Access::ZERO_BASED);
     rig.succeeds(&pair.far, request)?;
     rig.scratch.fill(0x42)?;
-    let write = wr::Write::new(rig.scratch.sge(0, 5000)?, RemoteAddress::new(0, key.rkey()));
+    let write = wr::Write::new(rig.scratch.sge(0, 4473)?, RemoteAddress::new(0, key.rkey()));
     rig.succeeds(&pair.near, write)?;
     rig.settle();
+    let written = [
+        memory.bytes(4096 + 123, 3973)?,
+        memory.bytes(3 * 4096, 500)?,
+    ];
     ensure_eq!(
-        memory.bytes(123, 5000)?,
-        rig.scratch.bytes(0, 5000)?,
+        written.concat(),
+        rig.scratch.bytes(0, 4473)?,
         "what a write at 0 wrote to memory that begins at byte 123 of its page"
     );
     ensure!(
-        memory.bytes(0, 123)?.iter().all(|&byte| byte == 0),
+        memory.bytes(4096, 123)?.iter().all(|&byte| byte == 0),
         "bytes in front of a registration have changed"
+    );
+    ensure!(
+        !rig.can_write_bytes(&pair, RemoteAddress::new(4473, key.rkey()), 1)?,
+        "a peer wrote beyond the end of a zero-based registration"
     );
     Ok(())
 }

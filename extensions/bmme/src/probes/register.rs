@@ -5,7 +5,7 @@ use verbs_api::{
     Access, Batch, Memory, PageList, RKey, VerbError, WcStatus,
     completion::WcOpcode,
     probe::{ensure, ensure_eq},
-    wr,
+    wr::{self, PostReason},
 };
 
 use super::{OPEN, registered};
@@ -24,32 +24,48 @@ pub(super) fn fresh_key(rig: &Rig) -> Outcome {
         !rig.can_read(&rig.rc()?, fast.remote(0))?,
         "a peer read through a key that was never registered"
     );
+    ensure!(
+        !rig.can_write(&rig.rc()?, fast.key.remote(0))?,
+        "a peer wrote at address 0 through a key that was never registered"
+    );
     let local = wr::Send::new(fast.sge(0, 8));
-    rig.fails(&rig.rc()?.far, local, &[WcStatus::LocProtErr])
+    rig.fails(&rig.rc()?.far, local, &[WcStatus::LocProtErr])?;
+    let pair = rig.rc()?;
+    rig.succeeds(&pair.far, fast.register(OPEN))?;
+    ensure!(
+        rig.can_write(&pair, fast.remote(0))?,
+        "a key cannot be used after a refused access"
+    );
+    Ok(())
 }
 
 // covers 2.23
 pub(super) fn one_list(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
-    let fast = rig.near.fast(4096)?;
-    fast.fill(3)?;
-    let target = rig.far.region(4096, OPEN)?;
-    let mut batch = Batch::new();
-    batch.push(fast.register(Access::LOCAL_WRITE));
-    batch.push(wr::Write::new(fast.sge(100, 64), target.remote(0)).signaled(2));
-    pair.near.post(&mut batch)?;
-    let done = rig.take(&pair.near.cq, 1)?.remove(0);
-    ensure_eq!(
-        done.status,
-        WcStatus::Success,
-        "a write from a key that the request before registered"
-    );
-    rig.settle();
-    ensure_eq!(
-        target.bytes(0, 64)?,
-        fast.bytes(100, 64)?,
-        "the bytes that arrived"
-    );
+    let fast = rig.near.fast(8192)?;
+    let target = rig.far.region(8192, OPEN)?;
+    for round in 0..20 {
+        fast.fill(round)?;
+        let mut batch = Batch::new();
+        if round > 0 {
+            batch.push(fast.invalidate());
+        }
+        batch.push(fast.register_afresh(Access::LOCAL_WRITE));
+        batch.push(wr::Write::new(fast.sge(0, 8192), target.remote(0)).signaled(2));
+        pair.near.post(&mut batch)?;
+        let done = rig.take(&pair.near.cq, 1)?.remove(0);
+        ensure_eq!(
+            done.status,
+            WcStatus::Success,
+            "a write from a key that the request before registered"
+        );
+        rig.settle();
+        ensure_eq!(
+            target.bytes(0, 8192)?,
+            fast.bytes(0, 8192)?,
+            "the bytes that arrived in round {round}"
+        );
+    }
     Ok(())
 }
 
@@ -91,22 +107,37 @@ pub(super) fn wrong_index(rig: &Rig) -> Outcome {
 pub(super) fn low_byte(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let fast = registered(rig, &pair)?;
-    let old = fast.remote(0);
-    rig.succeeds(&pair.far, fast.invalidate())?;
-    rig.succeeds(&pair.far, fast.register_afresh(OPEN))?;
-    let new = fast.remote(0);
-    ensure_eq!(new.rkey.index(), old.rkey.index(), "the index of the key");
+    let mut stale = Vec::new();
+    for _ in 0..3 {
+        let old = fast.remote(0);
+        rig.succeeds(&pair.far, fast.invalidate())?;
+        rig.succeeds(&pair.far, fast.register_afresh(OPEN))?;
+        let new = fast.remote(0);
+        ensure_eq!(new.rkey.index(), old.rkey.index(), "the index of the key");
+        ensure!(
+            new.rkey.key_byte() != old.rkey.key_byte(),
+            "the key byte is not the program's"
+        );
+        ensure_eq!(
+            fast.lkey().value(),
+            fast.rkey().value(),
+            "the local key, which takes the same byte"
+        );
+        ensure!(
+            rig.can_write(&pair, new)?,
+            "the key with the new byte does not open its memory"
+        );
+        stale.push(old);
+    }
+    for old in stale {
+        ensure!(
+            !rig.can_write(&rig.rc()?, old)?,
+            "the key with an earlier byte still opens the memory"
+        );
+    }
     ensure!(
-        new.rkey.key_byte() != old.rkey.key_byte(),
-        "the key byte is not the program's"
-    );
-    ensure!(
-        rig.can_write(&pair, new)?,
-        "the key with the new byte does not open its memory"
-    );
-    ensure!(
-        !rig.can_write(&rig.rc()?, old)?,
-        "the key with the byte of before opens the memory still"
+        rig.can_write(&pair, fast.remote(0))?,
+        "the current key was harmed by attempts with earlier ones"
     );
     Ok(())
 }
@@ -159,6 +190,13 @@ pub(super) fn rights(rig: &Rig) -> Outcome {
 pub(super) fn bounds(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     let fast = rig.far.fast(8192)?;
+    for wrong in [0, 8193] {
+        match pair.far.post_one(fast.register(OPEN).length(wrong)) {
+            Err(refused) if matches!(refused.reason, PostReason::RegionLength { .. }) => {}
+            Err(refused) => return Err(refused.into()),
+            Ok(()) => ensure!(false, "{wrong} of 8192 bytes were registered"),
+        }
+    }
     rig.succeeds(&pair.far, fast.register(OPEN).length(5000))?;
     ensure!(
         rig.can_write(&pair, fast.remote(4992))?,

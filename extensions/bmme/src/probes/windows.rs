@@ -4,6 +4,8 @@ use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
     Access, DestroyError, MrOptions, Mw, RKey, RemoteAddress, WcStatus,
+    capability::BaselineGaps,
+    completion::WcOpcode,
     memory::MwType,
     probe::{ensure, ensure_eq},
     wr,
@@ -30,14 +32,21 @@ fn bind_of<'a>(mw: &'a Mw, host: &'a Region, offset: u64, length: u64) -> wr::Bi
 
 /// Binds a window of either type and returns its key.
 fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<RKey, Evidence> {
-    if mw.mw_type() == MwType::Type2 {
+    let key = if mw.mw_type() == MwType::Type2 {
         let key = request.key();
         rig.succeeds(side, request)?;
-        return Ok(key);
-    }
-    let key = side.bind_mw(request)?;
-    let done = rig.take(&side.cq, 1)?.remove(0);
-    ensure_eq!(done.status, WcStatus::Success, "a bind");
+        key
+    } else {
+        let key = side.bind_mw(request)?;
+        let done = rig.take(&side.cq, 1)?.remove(0);
+        ensure_eq!(
+            (done.status, done.opcode),
+            (WcStatus::Success, WcOpcode::BindMw),
+            "a bind"
+        );
+        key
+    };
+    ensure_eq!(mw.rkey(), key, "the window's key after the bind");
     Ok(key)
 }
 
@@ -87,7 +96,11 @@ pub(super) fn type_1_life(rig: &Rig) -> Outcome {
 // covers 2.41
 pub(super) fn type_1_domain(rig: &Rig) -> Outcome {
     let host = host(rig)?;
-    let (_binder, _mw, key) = bound(rig, MwType::Type1, &host)?;
+    let (binder, _mw, key) = bound(rig, MwType::Type1, &host)?;
+    ensure!(
+        rig.can_write(&binder, at(&host, 0, key))?,
+        "a type-1 window does not answer the queue pair that bound it"
+    );
     ensure!(
         rig.can_write(&rig.rc()?, at(&host, 0, key))?,
         "a type-1 window does not answer another queue pair of its domain"
@@ -100,28 +113,46 @@ pub(super) fn type_1_domain(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// A window of 100 bytes from byte 100 on must not reach bytes before or after it. Both are tried on pairs that could
+// A window of 100 bytes from byte 100 on must not reach bytes before or after it. Each range is tried on a pair that could
 // otherwise use the window.
 fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
     let host = host(rig)?;
-    for (offset, granted) in [
-        (100, true),
-        (192, true),
-        (99, false),
-        (193, false),
-        (200, false),
-        (0, false),
-        (4088, false),
+    host.fill(1)?;
+    rig.scratch.fill(2)?;
+    let before = host.bytes(0, 4096)?;
+    for (offset, length, granted) in [
+        (99, 1, false),
+        (200, 1, false),
+        (99, 8, false),
+        (193, 8, false),
+        (0, 4096, false),
+        (100, 101, false),
+        (4088, 8, false),
+        (100, 100, true),
+        (100, 1, true),
+        (199, 1, true),
     ] {
-        let pair = rig.rc()?;
-        let mw = rig.far.window(mw_type)?;
-        let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 100, 100))?;
-        let found = rig.can_write(&pair, at(&host, offset, key))?;
-        ensure_eq!(
-            found,
-            granted,
-            "whether a window on bytes 100 to 199 lets a peer write bytes {offset} to {}",
-            offset + 7
+        for what in ["write", "read"] {
+            let pair = rig.rc()?;
+            let mw = rig.far.window(mw_type)?;
+            let key = bind(rig, &pair.far, &mw, bind_of(&mw, &host, 100, 100))?;
+            let remote = at(&host, offset, key);
+            let found = match what {
+                "write" => rig.can_write_bytes(&pair, remote, length)?,
+                _ => rig.can_read_bytes(&pair, remote, length)?,
+            };
+            ensure_eq!(
+                found,
+                granted,
+                "whether a window on bytes 100 to 199 lets a peer {what} {length} bytes at {offset}"
+            );
+        }
+        let inside = if granted { 100..200 } else { 0..0 };
+        let after = host.bytes(0, 4096)?;
+        let outside = |at: &usize| !inside.contains(at);
+        ensure!(
+            (0..4096).filter(outside).all(|at| after[at] == before[at]),
+            "an access to {length} bytes at {offset} changed bytes outside a window on bytes 100 to 199"
         );
     }
     Ok(())
@@ -152,6 +183,20 @@ pub(super) fn type_1_invalidate(rig: &Rig) -> Outcome {
 // covers 2.42 2.46
 pub(super) fn type_2_life(rig: &Rig) -> Outcome {
     let host = host(rig)?;
+    let free = rig.far.window(MwType::Type2)?;
+    ensure!(
+        !rig.can_write(&rig.rc()?, at(&host, 0, free.rkey()))?,
+        "a window that was never bound opens memory"
+    );
+    let empty = bind_of(&free, &host, 0, 0);
+    rig.fails(&rig.rc()?.far, empty, NOT_BOUND)?;
+    let unbind = wr::BindWindow::unbind(&free);
+    rig.fails(&rig.rc()?.far, unbind, NOT_BOUND)?;
+    // The window is still free.
+    let pair = rig.rc()?;
+    bind(rig, &pair.far, &free, bind_of(&free, &host, 0, 64))?;
+    rig.finish_destroy(free.destroy())?;
+
     let (pair, mw, key) = bound(rig, MwType::Type2, &host)?;
     ensure!(
         rig.can_write(&pair, at(&host, 0, key))?,
@@ -163,39 +208,92 @@ pub(super) fn type_2_life(rig: &Rig) -> Outcome {
         rig.can_write(&pair, at(&host, 0, key))?,
         "a bind that failed has changed the window"
     );
-    let nothing = rig.far.window(MwType::Type2)?;
-    let empty = bind_of(&nothing, &host, 0, 0);
-    rig.fails(&rig.rc()?.far, empty, NOT_BOUND)
+    let (pair, mw, _key) = bound(rig, MwType::Type2, &host)?;
+    rig.fails(&pair.far, bind_of(&mw, &host, 0, 64), NOT_BOUND)?;
+    rig.finish_destroy(mw.destroy())
 }
 
-// covers 2.44 2.05
+// covers 2.04 2.05 2.44
 pub(super) fn type_2_rights(rig: &Rig) -> Outcome {
     let host = host(rig)?;
-    for (access, write, read) in [
-        (Access::REMOTE_WRITE, true, false),
-        (Access::REMOTE_READ, false, true),
-    ] {
-        for (what, granted) in [("write", write), ("read", read)] {
+    let all = Access::LOCAL_WRITE | Access::MW_BIND | READ_WRITE | Access::REMOTE_ATOMIC;
+    let open_host = rig.far.region(4096, all)?;
+    let rights = [
+        Access::REMOTE_WRITE,
+        Access::REMOTE_READ,
+        Access::REMOTE_ATOMIC,
+    ];
+    let has_atomics = !rig.has_gap(BaselineGaps::NO_ATOMICS);
+    for access in rights {
+        for wanted in rights {
+            if wanted == Access::REMOTE_ATOMIC && !has_atomics {
+                continue;
+            }
             let pair = rig.rc()?;
             let mw = rig.far.window(MwType::Type2)?;
-            let request = bind_of(&mw, &host, 0, 64).access(access);
-            let key = bind(rig, &pair.far, &mw, request)?;
-            let found = match what {
-                "write" => rig.can_write(&pair, at(&host, 0, key))?,
-                _ => rig.can_read(&pair, at(&host, 0, key))?,
+            let request = bind_of(&mw, &open_host, 0, 64).access(access);
+            let remote = at(&open_host, 0, bind(rig, &pair.far, &mw, request)?);
+            let found = match wanted {
+                Access::REMOTE_WRITE => rig.can_write(&pair, remote)?,
+                Access::REMOTE_READ => rig.can_read(&pair, remote)?,
+                _ => rig.can_add(&pair, remote)?,
             };
-            ensure_eq!(found, granted, "whether {access:?} lets a peer {what}");
+            ensure_eq!(
+                found,
+                access == wanted,
+                "whether a window with {access:?} grants {wanted:?}"
+            );
         }
     }
-    let plain = rig.far.region(64, Access::LOCAL_WRITE)?;
+    rights_of_region(rig, &host)
+}
+
+// A bind needs the right to bind from its region, and local write where the window lets peers change the memory. It needs no
+// right for peers, and the region's own key stays closed.
+fn rights_of_region(rig: &Rig, host: &Region) -> Outcome {
     let mw = rig.far.window(MwType::Type2)?;
-    let unasked = bind_of(&mw, &plain, 0, 64);
+    let closed = rig.far.region(64, Access::LOCAL_WRITE | READ_WRITE)?;
+    let unasked = bind_of(&mw, &closed, 0, 64);
     rig.fails(&rig.rc()?.far, unasked, NOT_BOUND)?;
     let read_only = rig.far.region(64, Access::MW_BIND)?;
-    let beyond = bind_of(&mw, &read_only, 0, 64);
-    rig.fails(&rig.rc()?.far, beyond, NOT_BOUND)?;
-    let outside = bind_of(&mw, &host, 4090, 64);
-    rig.fails(&rig.rc()?.far, outside, NOT_BOUND)
+    for changes in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let beyond = bind_of(&mw, &read_only, 0, 64).access(changes);
+        rig.fails(&rig.rc()?.far, beyond, NOT_BOUND)?;
+    }
+    let outside = bind_of(&mw, host, 4090, 64);
+    rig.fails(&rig.rc()?.far, outside, NOT_BOUND)?;
+    // The window is still free.
+    let pair = rig.rc()?;
+    let request = bind_of(&mw, &read_only, 0, 64).access(Access::REMOTE_READ);
+    let key = bind(rig, &pair.far, &mw, request)?;
+    ensure!(
+        rig.can_read(&pair, at(&read_only, 0, key))?,
+        "a window does not open a region that it may read"
+    );
+    rig.finish_destroy(mw.destroy())?;
+
+    ensure_eq!(
+        host.mr.rkey(),
+        RKey::new(0),
+        "the key for peers of a region without rights for them"
+    );
+    let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
+    rig.scratch.fill(7)?;
+    ensure!(
+        rig.can_write(&pair, at(host, 16, key))?,
+        "a window does not open a region without rights for peers"
+    );
+    ensure_eq!(
+        host.bytes(16, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "what a peer wrote through a window"
+    );
+    let own_key = RKey::new(host.mr.lkey().value());
+    ensure!(
+        !rig.can_write(&pair, at(host, 16, own_key))?,
+        "a peer wrote through the region's own key"
+    );
+    Ok(())
 }
 
 // covers 2.43
@@ -206,14 +304,19 @@ pub(super) fn type_2_queue_pair(rig: &Rig) -> Outcome {
         !rig.can_write(&rig.rc()?, at(&host, 0, key))?,
         "a type-2 window answers another queue pair of its domain"
     );
+    let stranger = rig.rc_in(&rig.far.other_pd()?)?;
     ensure!(
-        rig.can_write(&pair, at(&host, 0, key))?,
+        !rig.can_read(&stranger, at(&host, 0, key))?,
+        "a type-2 window answers a queue pair of another domain"
+    );
+    ensure!(
+        rig.can_write(&pair, at(&host, 0, key))? && rig.can_read(&pair, at(&host, 0, key))?,
         "a type-2 window does not answer the queue pair that bound it"
     );
     Ok(())
 }
 
-// covers 2.47
+// covers 2.47 2.52
 pub(super) fn type_2_key(rig: &Rig) -> Outcome {
     let host = host(rig)?;
     let pair = rig.rc()?;
@@ -233,26 +336,39 @@ pub(super) fn type_2_key(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// covers 2.51 2.50
+// covers 2.50 2.51 2.63
 pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
     let host = host(rig)?;
-    let (pair, _mw, key) = bound(rig, MwType::Type2, &host)?;
+    let (pair, mw, key) = bound(rig, MwType::Type2, &host)?;
     rig.fails(&rig.rc()?.far, wr::LocalInvalidate::new(key), REFUSED)?;
     ensure!(
         rig.can_write(&pair, at(&host, 0, key))?,
         "a window was invalidated through another queue pair"
     );
     rig.succeeds(&pair.far, wr::LocalInvalidate::new(key))?;
+    is_free(rig, &mw, &host)?;
     ensure!(
         !rig.can_write(&pair, at(&host, 0, key))?,
         "a peer wrote through an invalidated window"
     );
-    by_message(rig, &host)
+    by_message(rig, &host)?;
+    rig.finish_destroy(host.mr.deregister())
+}
+
+// Another queue pair can bind a window that is free.
+fn is_free(rig: &Rig, mw: &Mw, host: &Region) -> Outcome {
+    let other = rig.rc()?;
+    let key = bind(rig, &other.far, mw, bind_of(mw, host, 0, 64))?;
+    ensure!(
+        rig.can_write(&other, at(host, 0, key))?,
+        "a window that was invalidated cannot be bound again"
+    );
+    rig.succeeds(&other.far, wr::LocalInvalidate::new(key))
 }
 
 // A window of type 2 that a message of the peer invalidates is freed too.
 fn by_message(rig: &Rig, host: &Region) -> Outcome {
-    let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
+    let (pair, mw, key) = bound(rig, MwType::Type2, host)?;
     let got = send_invalidating(rig, &pair, key)?;
     ensure_eq!(got.status, WcStatus::Success, "the receive");
     ensure_eq!(got.invalidated_rkey(), Some(key), "the key that it tells");
@@ -261,7 +377,7 @@ fn by_message(rig: &Rig, host: &Region) -> Outcome {
         !rig.can_write(&pair, at(host, 0, key))?,
         "a peer wrote through a window that its own message invalidated"
     );
-    Ok(())
+    is_free(rig, &mw, host)
 }
 
 // covers 2.27 2.13
@@ -363,6 +479,20 @@ pub(super) fn zero_based(rig: &Rig) -> Outcome {
         host.bytes(100, 8)?,
         rig.scratch.bytes(0, 8)?,
         "the first bytes of a zero-based window on byte 100"
+    );
+    ensure!(
+        rig.can_write(&pair, RemoteAddress::new(56, key))?,
+        "a peer cannot write the last bytes of a zero-based window"
+    );
+    ensure_eq!(
+        host.bytes(156, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "the last bytes of a zero-based window of 64 bytes"
+    );
+    ensure_eq!(
+        host.bytes(0, 100)?,
+        [0; 100],
+        "the bytes in front of a zero-based window"
     );
     ensure!(
         !rig.can_write(&pair, RemoteAddress::new(57, key))?,

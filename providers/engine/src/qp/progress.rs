@@ -35,7 +35,8 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Requests a [`Driver::handle_timeout`] at `at`, unless an earlier one is pending.
+    /// Requests a [`Driver::handle_timeout`] at `at`, unless an earlier one is pending. An earlier one replaces later ones, so
+    /// `handle_timeout` requests the times again that are still to come.
     pub fn wake_at(&self, requester: &mut Requester<D>, at: Time) {
         let timer = &mut requester.rare().timer;
         if timer.is_some_and(|timer| timer <= at) {
@@ -45,17 +46,19 @@ impl<D: Driver> Qp<D> {
         let me = self.cold.me.clone();
         let job = Box::new(move |now| {
             if let Some(qp) = me.upgrade() {
-                qp.timeout(now);
+                qp.timeout(at, now);
             }
         });
         self.device.network().timers().add(at, job);
     }
 
-    fn timeout(&self, now: Time) {
+    fn timeout(&self, at: Time, now: Time) {
         Cx::run(&self.device, Some(now), |cx| {
             let mut requester = self.requester();
-            requester.rare().timer = None;
-            if matches!(self.state(), QpState::Rts | QpState::Sqd) {
+            // The job of a time that an earlier one has replaced does nothing. If it called the driver, the driver would request
+            // its next time for each of these jobs, and their number would grow without end.
+            let timer = requester.rare().timer.take_if(|timer| *timer == at);
+            if timer.is_some() && matches!(self.state(), QpState::Rts | QpState::Sqd) {
                 D::handle_timeout(self, &mut requester, now, cx);
                 self.check_drained(&mut requester, cx);
             }

@@ -1088,6 +1088,27 @@ fn entering_the_error_state_twice_has_no_effect() {
     assert_eq!(a.events(), []);
 }
 
+#[test]
+fn a_time_that_an_earlier_one_has_replaced_causes_no_call() {
+    let rig: Rig<Plain> = Rig::new(false);
+    let qp = rig.a.engine.qp(rig.a.qp.qp_num().value()).unwrap();
+    let wake_at = |at| qp.wake_at(&mut qp.requester(), Time(at));
+    for at in [300, 200, 100] {
+        wake_at(at);
+    }
+    rig.advance_to(100);
+    assert_eq!(rig.hooks.count("handle_timeout"), 1);
+    // The driver requests a time again that was replaced: it is called once.
+    wake_at(200);
+    rig.advance_to(200);
+    assert_eq!(rig.hooks.count("handle_timeout"), 2);
+    wake_at(400);
+    rig.advance_to(300);
+    assert_eq!(rig.hooks.count("handle_timeout"), 2);
+    rig.advance_to(400);
+    assert_eq!(rig.hooks.count("handle_timeout"), 3);
+}
+
 bitflags::bitflags! {
     #[derive(Clone, Copy)]
     struct Halves: u64 {

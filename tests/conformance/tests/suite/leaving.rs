@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{cases, steered_cases};
 use bmme::{FmrPool, FmrPoolOptions};
-use conformance::{ANY_DEVICE, Rig, waiting};
+use conformance::{ANY_DEVICE, Evidence, Outcome, Rig, waiting};
 use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -53,13 +53,13 @@ const OPEN: Access = Access::LOCAL_WRITE
 type Things = Vec<Box<dyn Any>>;
 
 // covers 5.14
-fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
+fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) -> Outcome {
     for seed in 1..=24 {
         println!("seed {seed}");
         let rig = rig.with_qp_numbers(0x11, 0xff_ffff);
         let devices = [&rig.near.device, &rig.far.device].map(Arc::downgrade);
         let mut chance = Chance(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
-        let mut things = things_of(&rig, &mut chance);
+        let mut things = things_of(&rig, &mut chance)?;
         if chance.one_in(3) {
             rig.far.steer().remove();
         }
@@ -77,6 +77,7 @@ fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
         drop(rig);
         gone(&devices);
     }
+    Ok(())
 }
 
 // Another thread may be accessing memory right now; the device is released when that access ends.
@@ -84,7 +85,7 @@ fn gone(devices: &[Weak<dyn DeviceOps>]) {
     waiting::until(|| devices.iter().all(|device| device.strong_count() == 0));
 }
 
-fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
+fn things_of(rig: &Rig, chance: &mut Chance) -> Result<Things, Evidence> {
     let mut things = Things::new();
     let features = rig.attributes().features;
     for end in [&rig.near, &rig.far] {
@@ -92,7 +93,7 @@ fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
         let buffers = end.pd.register_buffers(8, 256).wait().expect("buffers");
         things.push(Box::new(buffers));
         if features.contains(Features::BMME) {
-            let pool = rig.finish(FmrPool::create(&end.pd, FmrPoolOptions::new(4, 4)));
+            let pool = rig.finish(FmrPool::create(&end.pd, FmrPoolOptions::new(4, 4)))?;
             let (_, list) = pages();
             let mut fmr = pool.take().expect("a slot");
             things.push(Box::new(fmr.map(&list, 0)));
@@ -101,10 +102,10 @@ fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
         }
     }
     for _ in 0..1 + chance.below(3) {
-        connected(rig, chance, &mut things);
+        connected(rig, chance, &mut things)?;
     }
     if !rig.has_gap(BaselineGaps::NO_UD) {
-        let side = rig.far.side(QpType::Ud);
+        let side = rig.far.side(QpType::Ud)?;
         if features.contains(Features::MULTICAST) {
             let mut group = [0; 16];
             (group[0], group[15]) = (0xff, chance.below(3) as u8);
@@ -117,7 +118,7 @@ fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
         let srq = srq.expect("a shared queue");
         let side = rig
             .far
-            .side_with(&rig.far.pd, |cq| QpOptions::rc(cq).srq(&srq));
+            .side_with(&rig.far.pd, |cq| QpOptions::rc(cq).srq(&srq))?;
         things.extend([Box::new(srq) as Box<dyn Any>, Box::new(side)]);
     }
     if chance.one_in(2) {
@@ -127,7 +128,7 @@ fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
         let memory = Memory::zeroed(64).expect("memory");
         things.push(Box::new(rig.near.pd.register(&memory, OPEN)));
     }
-    things
+    Ok(things)
 }
 
 fn pages() -> (Memory, PageList) {
@@ -139,9 +140,9 @@ fn pages() -> (Memory, PageList) {
 }
 
 // Connects a pair and leaves requests in various states: done, waiting for a receive, refused, flushed.
-fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
-    let pair = rig.rc();
-    let desk = rig.far.region(1 << 14, OPEN);
+fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) -> Outcome {
+    let pair = rig.rc()?;
+    let desk = rig.far.region(1 << 14, OPEN)?;
     let features = rig.attributes().features;
     let weak = desk.memory.clone();
     pair.far.cq.on_completion(move |cq| {
@@ -149,9 +150,9 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
         let _ = cq.arm(Notify::Next);
     });
     let _ = pair.far.cq.arm(Notify::Next);
-    (0..chance.below(4)).for_each(|at| pair.far.receive(&desk, at * 512, 512));
+    (0..chance.below(4)).try_for_each(|at| pair.far.receive(&desk, at * 512, 512))?;
     if features.intersects(Features::WINDOW_2) {
-        let window = rig.far.window(MwType::Type2);
+        let window = rig.far.window(MwType::Type2)?;
         let bind = wr::BindWindow::new(&window, &desk.mr, desk.mr.iova(), 64).key_byte(7);
         let _ = pair
             .far
@@ -159,7 +160,7 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
         things.push(Box::new(window));
     }
     if features.contains(Features::BMME) {
-        let fast = rig.near.fast(4096);
+        let fast = rig.near.fast(4096)?;
         let access = verbs_api::portable::read_sink_access(&rig.near.context).access;
         let _ = pair.near.post_one(fast.register_afresh(access));
         let sink = fast.key.sink(fast.pages.address(), 4096);
@@ -170,17 +171,17 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
     }
     for wr_id in 0..chance.below(12) as u64 {
         let request: WorkRequest<'_> = match chance.below(4) {
-            0 => wr::Send::new(rig.scratch.sge(0, 300))
+            0 => wr::Send::new(rig.scratch.sge(0, 300)?)
                 .signaled(wr_id)
                 .into(),
-            1 => wr::Write::new(rig.scratch.sge(0, 5000), desk.remote(64)).into(),
-            2 => wr::Read::new(rig.scratch.sge(0x8000, 5000), desk.remote(64))
+            1 => wr::Write::new(rig.scratch.sge(0, 5000)?, desk.remote(64)).into(),
+            2 => wr::Read::new(rig.scratch.sge(0x8000, 5000)?, desk.remote(64))
                 .signaled(wr_id)
                 .into(),
             _ if chance.one_in(6) => {
-                wr::Write::new(rig.scratch.sge(0, 8), desk.remote(1 << 20)).into()
+                wr::Write::new(rig.scratch.sge(0, 8)?, desk.remote(1 << 20)).into()
             }
-            _ => wr::Write::new(rig.scratch.sge(0, 8), desk.remote(8))
+            _ => wr::Write::new(rig.scratch.sge(0, 8)?, desk.remote(8))
                 .signaled(wr_id)
                 .into(),
         };
@@ -200,6 +201,7 @@ fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
         Box::new(desk.mr),
         Box::new(desk.memory),
     ]);
+    Ok(())
 }
 
 enum Thing {
@@ -215,61 +217,67 @@ enum Thing {
 
 impl Thing {
     // Destroys the object; returns it if it is still in use.
-    fn destroy(self, rig: &Rig) -> Option<Self> {
-        match self {
-            Self::Pd(pd) => left(rig, pd.destroy()).map(Self::Pd),
-            Self::Cq(cq) => left(rig, cq.destroy()).map(Self::Cq),
-            Self::Qp(qp) => left(rig, qp.destroy()).map(Self::Qp),
-            Self::Mr(mr) => left(rig, mr.deregister()).map(Self::Mr),
-            Self::Mw(mw) => left(rig, mw.destroy()).map(Self::Mw),
-            Self::Key(key) => left(rig, key.deregister()).map(Self::Key),
-            Self::Srq(srq) => left(rig, srq.destroy()).map(Self::Srq),
-            Self::Ah(ah) => left(rig, ah.destroy()).map(Self::Ah),
-        }
+    fn destroy(self, rig: &Rig) -> Result<Option<Self>, Evidence> {
+        Ok(match self {
+            Self::Pd(pd) => left(rig, pd.destroy())?.map(Self::Pd),
+            Self::Cq(cq) => left(rig, cq.destroy())?.map(Self::Cq),
+            Self::Qp(qp) => left(rig, qp.destroy())?.map(Self::Qp),
+            Self::Mr(mr) => left(rig, mr.deregister())?.map(Self::Mr),
+            Self::Mw(mw) => left(rig, mw.destroy())?.map(Self::Mw),
+            Self::Key(key) => left(rig, key.deregister())?.map(Self::Key),
+            Self::Srq(srq) => left(rig, srq.destroy())?.map(Self::Srq),
+            Self::Ah(ah) => left(rig, ah.destroy())?.map(Self::Ah),
+        })
     }
 }
 
-fn left<T: Send + 'static>(rig: &Rig, destroy: Started<(), DestroyError<T>>) -> Option<T> {
-    match rig.outcome(destroy) {
+fn left<T: Send + 'static>(
+    rig: &Rig,
+    destroy: Started<(), DestroyError<T>>,
+) -> Result<Option<T>, Evidence> {
+    Ok(match rig.outcome(destroy)? {
         Ok(()) => None,
         Err(DestroyError::Busy { object, held_by }) => {
             assert!(!held_by.is_empty(), "busy with nothing");
             Some(object)
         }
         Err(error) => panic!("{error}"),
-    }
+    })
 }
 
 // covers 5.07
-fn objects_are_destroyed_in_any_order(rig: &Rig) {
+fn objects_are_destroyed_in_any_order(rig: &Rig) -> Outcome {
     let keys = rig.far.keys_in_use();
     for seed in 1..=40 {
         println!("seed {seed}");
         let mut chance = Chance(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
-        let mut things = tree(rig);
+        let mut things = tree(rig)?;
         let mut tried = 0;
         while !things.is_empty() {
             let thing = things.swap_remove(chance.below(things.len()));
-            things.extend(thing.destroy(rig));
+            things.extend(thing.destroy(rig)?);
             tried += 1;
             assert!(tried < 10_000, "something is held for ever");
         }
         assert_eq!(rig.far.keys_in_use(), keys);
     }
+    Ok(())
 }
 
-fn tree(rig: &Rig) -> Vec<Thing> {
+fn tree(rig: &Rig) -> Result<Vec<Thing>, Evidence> {
     let features = rig.attributes().features;
-    let pd = rig.far.other_pd();
-    let near = rig.near.side(QpType::Rc);
-    let far = rig.far.side_with(&pd, |cq| rig.far.options(QpType::Rc, cq));
-    let pair = rig.connected(near, far);
-    let region = rig.far.region_with(&pd, 4096, MrOptions::new(OPEN));
+    let pd = rig.far.other_pd()?;
+    let near = rig.near.side(QpType::Rc)?;
+    let far = rig
+        .far
+        .side_with(&pd, |cq| rig.far.options(QpType::Rc, cq))?;
+    let pair = rig.connected(near, far)?;
+    let region = rig.far.region_with(&pd, 4096, MrOptions::new(OPEN))?;
     let mut things = Vec::new();
     if features.intersects(Features::WINDOW_2) {
         let window = pd.alloc_mw(MwType::Type2).wait().expect("a window");
         let bind = wr::BindWindow::new(&window, &region.mr, region.mr.iova(), 64).key_byte(7);
-        rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1));
+        rig.succeeds(&pair.far, bind.access(Access::REMOTE_READ).signaled(1))?;
         things.push(Thing::Mw(window));
     }
     if features.contains(Features::BMME) {
@@ -280,7 +288,7 @@ fn tree(rig: &Rig) -> Vec<Thing> {
             .create_srq(SrqOptions::new(8))
             .wait()
             .expect("a shared queue");
-        let side = rig.far.side_with(&pd, |cq| QpOptions::rc(cq).srq(&srq));
+        let side = rig.far.side_with(&pd, |cq| QpOptions::rc(cq).srq(&srq))?;
         things.extend([Thing::Srq(srq), Thing::Qp(side.qp), Thing::Cq(side.cq)]);
     }
     let port = rig.far.context.query_port(1).expect("a port");
@@ -296,7 +304,7 @@ fn tree(rig: &Rig) -> Vec<Thing> {
         Thing::Mr(region.mr),
         Thing::Pd(pd),
     ]);
-    things
+    Ok(things)
 }
 // covers 5.14
 #[test]

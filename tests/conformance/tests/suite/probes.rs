@@ -63,8 +63,10 @@ flavours! {
     one_that_hides_most_is_what_it_claims IbBmme;
     one_over_a_link_is_what_it_claims IbFramed;
     one_whose_frames_are_octets_is_what_it_claims IbWire;
+    one_of_low_latency_is_what_it_claims IbLowLatency;
     an_iwarp_device_is_what_it_claims Iwarp;
     an_iwarp_device_without_extensions_is_what_it_claims IwarpPlain;
+    an_iwarp_device_of_low_latency_is_what_it_claims IwarpLowLatency;
     an_iwarp_device_over_a_stream_is_what_it_claims IwarpFramed;
     an_iwarp_device_whose_segments_are_octets_is_what_it_claims IwWire;
     an_infiniband_device_over_udp_is_what_it_claims IbUdp;

@@ -1,6 +1,6 @@
 //! Helpers that several modules of the suite use.
 
-use conformance::{Pair, Rig, Side};
+use conformance::{Evidence, Outcome, Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
     Completion, Cq, PathOptions, Sge, WcStatus, capability::BaselineGaps, ids::LKey,
@@ -41,44 +41,44 @@ pub(crate) fn done(rig: &Rig, cq: &Cq) -> Vec<(u64, WcStatus)> {
 }
 
 /// Moves a queue pair to a state that needs no other attribute.
-pub(crate) fn go_to(rig: &Rig, side: &Side, state: QpState) {
-    rig.finish(side.modify(QpAttributes::new().qp_state(state)));
+pub(crate) fn go_to(rig: &Rig, side: &Side, state: QpState) -> Outcome {
+    rig.finish(side.modify(QpAttributes::new().qp_state(state)))
 }
 
 /// The near queue pair can send, and the far one is in RESET, so that posted requests stay outstanding. `None` on devices
 /// where no queue pair can send before its peer is ready.
-pub(crate) fn half_connected(rig: &Rig) -> Option<Pair> {
+pub(crate) fn half_connected(rig: &Rig) -> Result<Option<Pair>, Evidence> {
     if rig.has_gap(BaselineGaps::NO_MODIFY_TO_RTR) {
-        return None;
+        return Ok(None);
     }
-    let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
+    let (near, far) = (rig.near.side(QpType::Rc)?, rig.far.side(QpType::Rc)?);
     let at_far = far.endpoint().expect("an endpoint");
-    rig.finish(near.connect(&at_far, PathOptions::new()));
-    Some(Pair { near, far })
+    rig.finish(near.connect(&at_far, PathOptions::new()))?;
+    Ok(Some(Pair { near, far }))
 }
 
 /// How the near end addresses datagrams to a queue pair of the far end.
-pub(crate) fn datagrams_to(rig: &Rig, far: &Side) -> UdDestination {
+pub(crate) fn datagrams_to(rig: &Rig, far: &Side) -> Result<UdDestination, Evidence> {
     let at = far.endpoint().expect("an endpoint");
-    let path = rig.near.path(at.address, at.gid);
-    UdDestination {
-        ah: rig.finish(rig.near.pd.create_ah(path)),
+    let path = rig.near.context.path_to(1, at.address, at.gid)?;
+    Ok(UdDestination {
+        ah: rig.finish(rig.near.pd.create_ah(path))?,
         remote_qpn: at.qp_num,
         remote_qkey: QKEY,
-    }
+    })
 }
 
 /// The Q_Key of the datagram queue pairs.
 pub(crate) const QKEY: u32 = 0x1111;
 
 /// Queue pairs for datagrams, ready, and how the near one addresses the far one.
-pub(crate) fn datagrams(rig: &Rig) -> (Pair, UdDestination) {
-    let (near, far) = (rig.near.side(QpType::Ud), rig.far.side(QpType::Ud));
+pub(crate) fn datagrams(rig: &Rig) -> Result<(Pair, UdDestination), Evidence> {
+    let (near, far) = (rig.near.side(QpType::Ud)?, rig.far.side(QpType::Ud)?);
     for side in [&near, &far] {
-        rig.finish(side.activate(PathOptions::new().qkey(QKEY)));
+        rig.finish(side.activate(PathOptions::new().qkey(QKEY)))?;
     }
-    let to = datagrams_to(rig, &far);
-    (Pair { near, far }, to)
+    let to = datagrams_to(rig, &far)?;
+    Ok((Pair { near, far }, to))
 }
 
 /// A scatter/gather entry whose key is not valid.

@@ -83,7 +83,7 @@ pub fn execute<D: Form>(
                 return Executed::Done(WcStatus::RnrRetryExcErr, 0);
             }
             let until = cx.now().after(rnr_delay(code));
-            half.driver.rnr_until = Some(until);
+            (half.driver.rnr_until, half.driver.ack_until) = (Some(until), None);
             qp.wake_at(half, until);
             Executed::Keep
         }
@@ -214,14 +214,16 @@ pub fn handle_timeout<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, now: Time, c
         .queue
         .front()
         .is_some_and(|wqe| wqe.phase != Phase::Waiting);
-    if half.driver.rnr_until.is_none() && due(&mut half.driver.ack_until) && waits {
-        let Some(left) = half.driver.retries_left.checked_sub(1) else {
-            half.driver.stop_waiting();
-            return qp.complete_front(half, WcStatus::RetryExcErr, 0, cx);
-        };
-        half.driver.retries_left = left;
+    if half.driver.rnr_until.is_none() {
+        if due(&mut half.driver.ack_until) && waits {
+            let Some(left) = half.driver.retries_left.checked_sub(1) else {
+                half.driver.stop_waiting();
+                return qp.complete_front(half, WcStatus::RetryExcErr, 0, cx);
+            };
+            half.driver.retries_left = left;
+        }
+        drain(qp, half, cx);
     }
-    drain(qp, half, cx);
     for until in [half.driver.rnr_until, half.driver.ack_until]
         .into_iter()
         .flatten()
