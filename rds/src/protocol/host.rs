@@ -33,9 +33,13 @@ const ALL_GROUPS: u64 = u64::MAX;
 const MOST_ARRIVALS: usize = 64;
 const MOST_ARRIVALS_OF_ONE: usize = 16;
 
-/// The size of the table of peers at which a new peer replaces the idle one that was used least recently. A connection
-/// request is refused if no peer is idle.
+/// The size of the table of paths at which a new path replaces the idle one that was used least recently. A connection
+/// request of a new peer is refused if no path is idle.
 const MOST_PEERS: usize = 1024;
+
+/// The sequence number of the first message of the first path. The path's introduction has the number before, and 0 means
+/// in an acknowledgement that no message has arrived.
+const FIRST_SEQUENCE: u64 = 2;
 
 /// How often a path without a connection checks whether a connection that its peer has requested, and this side has
 /// accepted, is still being completed. Meanwhile the path requests no connection itself.
@@ -403,7 +407,8 @@ pub struct Host<F, O> {
     actions: VecDeque<Action>,
     /// Bytes of memory of the messages that wait in sockets or to be forwarded.
     held: usize,
-    /// The sequence number of the first message of each new path.
+    /// The sequence number of the first message of each new path. It is higher than those of all replaced paths, because peers
+    /// remember the numbers.
     first_sequence: u64,
     counters: Counters,
 }
@@ -457,15 +462,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             ready: VecDeque::new(),
             actions: VecDeque::new(),
             held: 0,
-            first_sequence: 1,
+            first_sequence: FIRST_SEQUENCE,
             counters: Counters::default(),
         }
-    }
-
-    /// Sets the sequence number of the first message of each new path. Linux remembers the numbers of the process that had
-    /// the address before, and drops a retransmitted message with a lower number as a duplicate.
-    pub fn number_from(&mut self, first: u64) {
-        self.first_sequence = first;
     }
 
     /// The limits that the host was created with.
@@ -1022,8 +1021,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             true => None,
             false => self.longest_idle(),
         };
-        let epoch = idle.map_or(0, |idle| self.path(idle).epoch + 1);
-        let mut path = Path::new(self.limits.send_requests, self.first_sequence, epoch);
+        let before = idle.map(|idle| self.path(idle));
+        let [epoch, numbering] =
+            before.map_or([0, 0], |before| [before.epoch + 1, before.numbering + 1]);
+        let used = before.map_or(0, |before| before.next_transmit);
+        self.first_sequence = self.first_sequence.max(used + 1);
+        let mut path = Path::new(self.limits.send_requests, self.first_sequence);
+        (path.epoch, path.numbering) = (epoch, numbering);
         // The peer itself answers the pings of a member, so the leader forwards them.
         path.answers_pings = member.is_none();
         let peer = Peer {
