@@ -415,12 +415,14 @@ pub struct Host<F, O> {
 
 impl<F: Fragment, O: Operation> Peer<F, O> {
     /// Notes the incarnation of the peer that sent the messages which arrive from now on. If the peer has restarted, its
-    /// sequence numbers begin anew, so `delivered` is forgotten.
-    fn note_generation(&mut self, generation: u32) {
+    /// sequence numbers begin anew, so `delivered` is forgotten. Returns whether it has restarted.
+    fn note_generation(&mut self, generation: u32) -> bool {
         let known = std::mem::replace(&mut self.generation, generation);
-        if known != 0 && known != generation {
+        let has_restarted = known != 0 && known != generation;
+        if has_restarted {
             self.delivered = None;
         }
+        has_restarted
     }
 
     /// When this side ends the connection because a request that a cancel or close waits for has not completed; `None` if
@@ -800,6 +802,17 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             }
             if let Some(socket) = message.socket.take() {
                 self.freed(socket, port, message.length);
+            }
+        }
+    }
+
+    /// In the leader, the process that peers connect to: drops the messages that a peer has sent before it restarted and
+    /// that wait for the owner of their port. Their sequence numbers would be confused with the new ones.
+    fn drop_parked(&mut self, address: IpAddr) {
+        for waiting in self.waiting.values_mut() {
+            let of_peer = |one: &mut Parked<F, O>| one.address == address;
+            for one in waiting.messages.extract_if(.., of_peer) {
+                self.held -= one.message.origin.map_or(0, |origin| origin.held);
             }
         }
     }
@@ -1553,9 +1566,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             Role::Member(_) => told.member,
         };
         peer.path.meet(told.incarnation);
-        if self.role == Role::Leader && peer.member.is_none() {
-            peer.note_generation(told.incarnation);
+        let is_of_peer = self.role == Role::Leader && peer.member.is_none();
+        if is_of_peer && peer.note_generation(told.incarnation) {
+            let address = peer.address;
+            self.drop_parked(address);
         }
+        let peer = &mut self.peers[path.index()];
         let before = peer.leader.replace(leader);
         if let Some(before) = before.filter(|before| *before != leader) {
             // Messages that another leader may have forwarded are not forwarded again, because a message must arrive at most

@@ -576,6 +576,45 @@ fn a_process_refused_for_memory_keeps_its_port() {
     assert_eq!(host.counters().recv_drop_no_sock, 0);
 }
 
+// covers 8.20 8.29
+#[test]
+fn messages_that_wait_for_their_owner_end_with_their_sender() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let arrives = |host: &mut TestHost, path, sequence| {
+        let message = Header {
+            sequence,
+            ..header(0)
+        };
+        let nothing = net.fragment(&[]);
+        host.handle_fragment(path, &message.to_bytes(), 0, nothing)
+            .unwrap();
+    };
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    arrives(&mut host, peer, 1000);
+    host.handle_lost(peer);
+    host.handle_gone(Duration::ZERO, peer);
+    assert_eq!(asked(&mut host), (peer, Process::Peer));
+    // The peer restarts, and counts from a lower number.
+    let restarted = ConnectData {
+        incarnation: 8,
+        ..asking(HONEST, 0)
+    };
+    host.handle_connected(peer, &restarted);
+    arrives(&mut host, peer, 5);
+    with_member(&mut host, &net);
+    let (passed, _) = asked(&mut host);
+    host.handle_connected(passed, &asking(HONEST, 7));
+    let mut sequences = Vec::new();
+    while let Some(Transmit::Send { header, .. }) = host.poll_transmit(passed) {
+        sequences.extend(header.extensions.iter().filter_map(|one| match one {
+            Extension::Passed { sequence, .. } => Some(sequence),
+            _ => None,
+        }));
+    }
+    assert_eq!(sequences, [5]);
+}
+
 // covers 8.20
 #[test]
 fn a_port_belongs_to_the_socket_that_was_bound_last() {
