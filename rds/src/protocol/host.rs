@@ -1356,8 +1356,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 Ok(())
             }
             _ if has_refused => Ok(()),
-            // An acknowledge takes no memory and may free some; a congestion map takes memory only for a short time.
-            Ok(header) if !has_room && !header.is_ack_only(length) && !header.is_map() => {
+            Ok(header) if !has_room && takes_memory(&header, length) => {
                 self.path_mut(path).handle_ack(header.ack);
                 Err(ProtocolError::Memory)
             }
@@ -1775,6 +1774,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.handle_port_free(port);
         }
     }
+}
+
+/// Whether the message of a fragment waits to be received or forwarded. An acknowledge does not and may free memory, a
+/// congestion map takes memory only for a short time, and hosts and processes read the messages to port 1 at once, such as
+/// the announcement of a port for which a program waits.
+fn takes_memory(header: &Header, length: usize) -> bool {
+    !header.is_ack_only(length) && !header.is_map() && header.destination_port != PROBE_PORT
 }
 
 /// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because forwarded messages carry only
