@@ -897,7 +897,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// sockets of this process, because they may send to those ports.
     fn tell_congestion(&mut self) {
         self.exported = self.map.clone();
-        for peer in self.peers.iter().filter(|peer| peer.member.is_some()) {
+        // A member sends its map on each of its paths. Only the path of the own address stays connected, so only its map is
+        // always the newest.
+        let own = self
+            .peers
+            .iter()
+            .filter(|peer| peer.address == self.address);
+        for peer in own {
             self.exported.merge(&peer.member_map);
         }
         for number in 0..self.peers.len() {
@@ -1074,13 +1080,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         number
     }
 
-    /// The idle peer whose last connection ended the longest ago; `None` if no peer is idle.
+    /// The idle path whose last connection ended the longest ago; `None` if no path is idle.
     fn longest_idle(&self) -> Option<PathId> {
-        let peers = (0..).map(PathId).zip(&self.peers);
-        let idle = peers.filter(|(_, peer)| {
-            let is_remote = peer.address != self.address && peer.member.is_none();
-            is_remote && peer.path.is_idle() && !peer.is_ready && !peer.is_asked
-        });
+        let paths = (0..).map(PathId).zip(&self.peers);
+        let idle =
+            paths.filter(|(_, peer)| peer.path.is_idle() && !peer.is_ready && !peer.is_asked);
         let longest = idle.min_by_key(|(_, peer)| peer.used);
         longest.map(|(number, _)| number)
     }
@@ -1425,10 +1429,38 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn answer_peer(&mut self, asked: &ConnectData) -> Answer {
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
         let is_own = asked.source == self.address;
-        if asked.destination != self.address || is_own || lacks_credits {
+        // Only the leader connects to a member, whose port peers can reach too.
+        let is_member = self.role != Role::Leader;
+        if asked.destination != self.address || is_own || is_member || lacks_credits {
             return Answer::Refuse;
         }
-        self.answer(asked, asked.source, None)
+        match self.has_place(asked.source) {
+            true => self.answer(asked, asked.source, None),
+            false => Answer::Refuse,
+        }
+    }
+
+    /// Whether the peer has a path or can have one. If the table is full and members have passed messages of peers that have
+    /// gone, ends the connections for these messages, so that further paths can take their places.
+    fn has_place(&mut self, peer: IpAddr) -> bool {
+        if self.by_address.contains_key(&(peer, None)) || self.peers.len() < MOST_PEERS {
+            return true;
+        }
+        for number in 0..self.peers.len() {
+            let Peer {
+                address,
+                member,
+                ref path,
+                ..
+            } = self.peers[number];
+            let to_peer = self.by_address.get(&(address, None));
+            let has_gone = to_peer.is_none_or(|path| self.path(*path).is_idle());
+            let is_quiet = path.messages().iter().all(|messages| messages.is_empty());
+            if member.is_some() && address != self.address && has_gone && is_quiet {
+                self.handle_lost(PathId(number as u32));
+            }
+        }
+        self.longest_idle().is_some()
     }
 
     /// Answers a request of another process at the own address: one of a member to this leader, to reach a peer through it,
@@ -1454,12 +1486,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             let path = self.path(path);
             path.state == PathState::Connecting && !path.is_restart(asked.incarnation)
         });
-        let has_place =
-            known.is_some() || self.peers.len() < MOST_PEERS || self.longest_idle().is_some();
         // A member that becomes the leader receives requests that it has sent to the old leader.
         let is_from_itself = asked.incarnation == self.incarnation;
-        let (Some(version), false, true) = (asked.agreed(), has_asked || is_from_itself, has_place)
-        else {
+        let (Some(version), false) = (asked.agreed(), has_asked || is_from_itself) else {
             return Answer::Refuse;
         };
         self.make_way(key);
@@ -1647,10 +1676,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             });
             return self.handle_timeout(now);
         }
-        // The connections between processes of one address are kept up also while they are idle.
+        // The connection between a member and the leader is kept up also while it is idle. Those on which they pass the
+        // messages of a peer are made again only for a message.
         let is_asked = peer.is_asked || address == self.address;
+        let is_to_peer = self.role == Role::Leader && member.is_none();
         let due = match is_wanted {
-            true => peer.path.next_attempt(now, &mut self.random, is_asked),
+            true => peer
+                .path
+                .next_attempt(now, &mut self.random, is_asked, is_to_peer),
             false => None,
         };
         peer.path.state = PathState::Down { due };

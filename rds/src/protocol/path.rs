@@ -881,17 +881,19 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     }
 
     /// When to connect again: at once the first time, then after a random part of a window that doubles. Returns `None` if
-    /// there is no reason to: the queue is empty, no socket waits for the peer's congestion map (`is_asked`), and the peer
-    /// was never connected or the backoff has reached its longest window.
+    /// there is no reason to: the queue is empty, no socket waits for the peer's congestion map (`is_asked`), and the path
+    /// leads to another process of this address (not `is_to_peer`), or the peer was never connected, or the backoff has
+    /// reached its longest window.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
         random: &mut impl Rng,
         is_asked: bool,
+        is_to_peer: bool,
     ) -> Option<Duration> {
         let window = self.window.unwrap_or(Duration::ZERO);
         self.window = Some((window * 2).clamp(SHORTEST_WAIT, LONGEST_WAIT));
-        let may_come_again = self.has_been_up && window < LONGEST_WAIT;
+        let may_come_again = is_to_peer && self.has_been_up && window < LONGEST_WAIT;
         let is_wanted = !self.queue.is_empty() || is_asked || may_come_again;
         is_wanted.then(|| now + window.mul_f64(random.random()))
     }
