@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use async_executor::{Executor, Task};
 use polyverbs::completion::{Notify, WcStatus};
@@ -296,10 +296,7 @@ impl Node {
         };
         let pd = context.alloc_pd().wait()?;
         let connector = Connector::of(&context).map_err(|error| RdsError::no_device(at, error))?;
-        let mut host = Host::new(at.ip(), limits, polyverbs::provider::random());
-        // Sequence numbers begin above those that earlier processes at this address have used.
-        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        host.number_from(since.as_micros() as u64 + 1);
+        let host = Host::new(at.ip(), limits, polyverbs::provider::random());
         let node = Arc::new(Self {
             at: at.ip(),
             cq: context.create_cq(FIRST_ENTRIES).wait()?,

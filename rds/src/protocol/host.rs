@@ -33,9 +33,13 @@ const ALL_GROUPS: u64 = u64::MAX;
 const MOST_ARRIVALS: usize = 64;
 const MOST_ARRIVALS_OF_ONE: usize = 16;
 
-/// The size of the table of peers at which a new peer replaces the idle one that was used least recently. A connection
-/// request is refused if no peer is idle.
+/// The size of the table of paths at which a new path replaces the idle one that was used least recently. A connection
+/// request of a new peer is refused if no path is idle.
 const MOST_PEERS: usize = 1024;
+
+/// The sequence number of the first message of the first path. The path's introduction has the number before, and 0 means
+/// in an acknowledgement that no message has arrived.
+const FIRST_SEQUENCE: u64 = 2;
 
 /// How often a path without a connection checks whether a connection that its peer has requested, and this side has
 /// accepted, is still being completed. Meanwhile the path requests no connection itself.
@@ -403,19 +407,22 @@ pub struct Host<F, O> {
     actions: VecDeque<Action>,
     /// Bytes of memory of the messages that wait in sockets or to be forwarded.
     held: usize,
-    /// The sequence number of the first message of each new path.
+    /// The sequence number of the first message of each new path. It is higher than those of all replaced paths, because peers
+    /// remember the numbers.
     first_sequence: u64,
     counters: Counters,
 }
 
 impl<F: Fragment, O: Operation> Peer<F, O> {
     /// Notes the incarnation of the peer that sent the messages which arrive from now on. If the peer has restarted, its
-    /// sequence numbers begin anew, so `delivered` is forgotten.
-    fn note_generation(&mut self, generation: u32) {
+    /// sequence numbers begin anew, so `delivered` is forgotten. Returns whether it has restarted.
+    fn note_generation(&mut self, generation: u32) -> bool {
         let known = std::mem::replace(&mut self.generation, generation);
-        if known != 0 && known != generation {
+        let has_restarted = known != 0 && known != generation;
+        if has_restarted {
             self.delivered = None;
         }
+        has_restarted
     }
 
     /// When this side ends the connection because a request that a cancel or close waits for has not completed; `None` if
@@ -457,15 +464,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             ready: VecDeque::new(),
             actions: VecDeque::new(),
             held: 0,
-            first_sequence: 1,
+            first_sequence: FIRST_SEQUENCE,
             counters: Counters::default(),
         }
-    }
-
-    /// Sets the sequence number of the first message of each new path. Linux remembers the numbers of the process that had
-    /// the address before, and drops a retransmitted message with a lower number as a duplicate.
-    pub fn number_from(&mut self, first: u64) {
-        self.first_sequence = first;
     }
 
     /// The limits that the host was created with.
@@ -805,6 +806,17 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
+    /// In the leader, the process that peers connect to: drops the messages that a peer has sent before it restarted and
+    /// that wait for the owner of their port. Their sequence numbers would be confused with the new ones.
+    fn drop_parked(&mut self, address: IpAddr) {
+        for waiting in self.waiting.values_mut() {
+            let of_peer = |one: &mut Parked<F, O>| one.address == address;
+            for one in waiting.messages.extract_if(.., of_peer) {
+                self.held -= one.message.origin.map_or(0, |origin| origin.held);
+            }
+        }
+    }
+
     /// In the leader, the process that peers connect to: notes that another process of the address, `member`, has this
     /// port, and sends it the messages that wait for the port, before any later one.
     fn handle_owner(&mut self, port: u16, member: u16) {
@@ -885,7 +897,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// sockets of this process, because they may send to those ports.
     fn tell_congestion(&mut self) {
         self.exported = self.map.clone();
-        for peer in self.peers.iter().filter(|peer| peer.member.is_some()) {
+        // A member sends its map on each of its paths. Only the path of the own address stays connected, so only its map is
+        // always the newest.
+        let own = self
+            .peers
+            .iter()
+            .filter(|peer| peer.address == self.address);
+        for peer in own {
             self.exported.merge(&peer.member_map);
         }
         for number in 0..self.peers.len() {
@@ -1022,8 +1040,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             true => None,
             false => self.longest_idle(),
         };
-        let epoch = idle.map_or(0, |idle| self.path(idle).epoch + 1);
-        let mut path = Path::new(self.limits.send_requests, self.first_sequence, epoch);
+        let before = idle.map(|idle| self.path(idle));
+        let [epoch, numbering] =
+            before.map_or([0, 0], |before| [before.epoch + 1, before.numbering + 1]);
+        let used = before.map_or(0, |before| before.next_transmit);
+        self.first_sequence = self.first_sequence.max(used + 1);
+        let mut path = Path::new(self.limits.send_requests, self.first_sequence);
+        (path.epoch, path.numbering) = (epoch, numbering);
         // The peer itself answers the pings of a member, so the leader forwards them.
         path.answers_pings = member.is_none();
         let peer = Peer {
@@ -1057,13 +1080,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         number
     }
 
-    /// The idle peer whose last connection ended the longest ago; `None` if no peer is idle.
+    /// The idle path whose last connection ended the longest ago; `None` if no path is idle.
     fn longest_idle(&self) -> Option<PathId> {
-        let peers = (0..).map(PathId).zip(&self.peers);
-        let idle = peers.filter(|(_, peer)| {
-            let is_remote = peer.address != self.address && peer.member.is_none();
-            is_remote && peer.path.is_idle() && !peer.is_ready && !peer.is_asked
-        });
+        let paths = (0..).map(PathId).zip(&self.peers);
+        let idle =
+            paths.filter(|(_, peer)| peer.path.is_idle() && !peer.is_ready && !peer.is_asked);
         let longest = idle.min_by_key(|(_, peer)| peer.used);
         longest.map(|(number, _)| number)
     }
@@ -1339,8 +1360,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 Ok(())
             }
             _ if has_refused => Ok(()),
-            // An acknowledge takes no memory and may free some; a congestion map takes memory only for a short time.
-            Ok(header) if !has_room && !header.is_ack_only(length) && !header.is_map() => {
+            Ok(header) if !has_room && takes_memory(&header, length) => {
                 self.path_mut(path).handle_ack(header.ack);
                 Err(ProtocolError::Memory)
             }
@@ -1409,10 +1429,38 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn answer_peer(&mut self, asked: &ConnectData) -> Answer {
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
         let is_own = asked.source == self.address;
-        if asked.destination != self.address || is_own || lacks_credits {
+        // Only the leader connects to a member, whose port peers can reach too.
+        let is_member = self.role != Role::Leader;
+        if asked.destination != self.address || is_own || is_member || lacks_credits {
             return Answer::Refuse;
         }
-        self.answer(asked, asked.source, None)
+        match self.has_place(asked.source) {
+            true => self.answer(asked, asked.source, None),
+            false => Answer::Refuse,
+        }
+    }
+
+    /// Whether the peer has a path or can have one. If the table is full and members have passed messages of peers that have
+    /// gone, ends the connections for these messages, so that further paths can take their places.
+    fn has_place(&mut self, peer: IpAddr) -> bool {
+        if self.by_address.contains_key(&(peer, None)) || self.peers.len() < MOST_PEERS {
+            return true;
+        }
+        for number in 0..self.peers.len() {
+            let Peer {
+                address,
+                member,
+                ref path,
+                ..
+            } = self.peers[number];
+            let to_peer = self.by_address.get(&(address, None));
+            let has_gone = to_peer.is_none_or(|path| self.path(*path).is_idle());
+            let is_quiet = path.messages().iter().all(|messages| messages.is_empty());
+            if member.is_some() && address != self.address && has_gone && is_quiet {
+                self.handle_lost(PathId(number as u32));
+            }
+        }
+        self.longest_idle().is_some()
     }
 
     /// Answers a request of another process at the own address: one of a member to this leader, to reach a peer through it,
@@ -1438,12 +1486,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             let path = self.path(path);
             path.state == PathState::Connecting && !path.is_restart(asked.incarnation)
         });
-        let has_place =
-            known.is_some() || self.peers.len() < MOST_PEERS || self.longest_idle().is_some();
         // A member that becomes the leader receives requests that it has sent to the old leader.
         let is_from_itself = asked.incarnation == self.incarnation;
-        let (Some(version), false, true) = (asked.agreed(), has_asked || is_from_itself, has_place)
-        else {
+        let (Some(version), false) = (asked.agreed(), has_asked || is_from_itself) else {
             return Answer::Refuse;
         };
         self.make_way(key);
@@ -1549,9 +1594,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             Role::Member(_) => told.member,
         };
         peer.path.meet(told.incarnation);
-        if self.role == Role::Leader && peer.member.is_none() {
-            peer.note_generation(told.incarnation);
+        let is_of_peer = self.role == Role::Leader && peer.member.is_none();
+        if is_of_peer && peer.note_generation(told.incarnation) {
+            let address = peer.address;
+            self.drop_parked(address);
         }
+        let peer = &mut self.peers[path.index()];
         let before = peer.leader.replace(leader);
         if let Some(before) = before.filter(|before| *before != leader) {
             // Messages that another leader may have forwarded are not forwarded again, because a message must arrive at most
@@ -1628,10 +1676,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             });
             return self.handle_timeout(now);
         }
-        // The connections between processes of one address are kept up also while they are idle.
+        // The connection between a member and the leader is kept up also while it is idle. Those on which they pass the
+        // messages of a peer are made again only for a message.
         let is_asked = peer.is_asked || address == self.address;
+        let is_to_peer = self.role == Role::Leader && member.is_none();
         let due = match is_wanted {
-            true => peer.path.next_attempt(now, &mut self.random, is_asked),
+            true => peer
+                .path
+                .next_attempt(now, &mut self.random, is_asked, is_to_peer),
             false => None,
         };
         peer.path.state = PathState::Down { due };
@@ -1755,6 +1807,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.handle_port_free(port);
         }
     }
+}
+
+/// Whether the message of a fragment waits to be received or forwarded. An acknowledge does not and may free memory, a
+/// congestion map takes memory only for a short time, and hosts and processes read the messages to port 1 at once, such as
+/// the announcement of a port for which a program waits.
+fn takes_memory(header: &Header, length: usize) -> bool {
+    !header.is_ack_only(length) && !header.is_map() && header.destination_port != PROBE_PORT
 }
 
 /// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because forwarded messages carry only

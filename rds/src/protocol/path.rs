@@ -163,6 +163,23 @@ enum Current {
     Map {
         sent: usize,
     },
+    Introduction {
+        sequence: u64,
+    },
+}
+
+/// Whether the peer has learned the sequence numbers of this path. A peer without an incarnation (Linux) does not notice that
+/// this host has started anew, and drops a retransmitted message as a duplicate if the host before has used a higher number. A
+/// message that is not marked as retransmitted sets the peer's count, also to a lower number. So the path first sends such a
+/// message, the introduction, which is empty and for no socket, and waits for its acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Introduction {
+    /// The introduction has to be sent before the next message.
+    Due,
+    /// The introduction was sent on this connection with this sequence number; no acknowledgement has arrived.
+    Sent(u64),
+    /// The peer has acknowledged the introduction, or has an incarnation and needs none.
+    Done,
 }
 
 #[derive(Debug)]
@@ -178,6 +195,7 @@ pub(crate) struct Path<F, O> {
     pub(crate) events: VecDeque<Event<F>>,
     pub(crate) next_transmit: u64,
     pub(crate) next_receive: u64,
+    introduction: Introduction,
     queue: VecDeque<Message<F, O>>,
     /// Messages that were posted at least in part and that the peer has not acknowledged.
     unacknowledged: VecDeque<Message<F, O>>,
@@ -205,13 +223,13 @@ pub(crate) struct Path<F, O> {
     /// The sequence number of the peer's last message that needs an acknowledgement: because of its flag, or because it is
     /// a ping.
     asked: u64,
-    /// The number of the current or next attempt to connect.
+    /// The number of the current or next attempt to connect. It continues in a path that takes the place of this one.
     pub(crate) epoch: u32,
     /// The path had an established connection before, which proves that the peer has this address.
     has_been_up: bool,
     /// The random number that the peer chose at its start; 0 if it sends none.
     pub(crate) incarnation: u32,
-    /// Counts the restarts of the peer; its sequence numbers begin anew after each.
+    /// Counts the restarts of the peer; its sequence numbers begin anew after each. It continues as `epoch` does.
     pub(crate) numbering: u32,
     /// Whether this side answers pings itself. False where it forwards them between the peer and another process of this
     /// address.
@@ -226,14 +244,15 @@ pub(crate) struct Path<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Path<F, O> {
-    /// A path without a connection. `capacity` is the number of work requests that the send queue holds, `first` the
-    /// sequence number of the first message, and `epoch` the number of the first attempt to connect.
-    pub(crate) fn new(capacity: u32, first: u64, epoch: u32) -> Self {
+    /// A path without a connection. `capacity` is the number of work requests that the send queue holds, and `first` the
+    /// sequence number of the first message.
+    pub(crate) fn new(capacity: u32, first: u64) -> Self {
         Self {
             state: PathState::Down { due: None },
             events: VecDeque::new(),
             next_transmit: first,
             next_receive: 0,
+            introduction: Introduction::Due,
             queue: VecDeque::new(),
             unacknowledged: VecDeque::new(),
             lingering: VecDeque::new(),
@@ -251,7 +270,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             acknowledged: 0,
             held: VecDeque::new(),
             asked: 0,
-            epoch,
+            epoch: 0,
             has_been_up: false,
             incarnation: 0,
             numbering: 0,
@@ -315,6 +334,11 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     pub(crate) fn meet(&mut self, incarnation: u32) {
         let has_restarted = self.is_restart(incarnation);
         self.incarnation = incarnation;
+        if incarnation != 0 {
+            self.introduction = Introduction::Done;
+        } else if has_restarted {
+            self.introduction = Introduction::Due;
+        }
         if has_restarted {
             self.next_receive = 0;
             self.asked = 0;
@@ -352,6 +376,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 Some(self.transmit_message(sent))
             }
             Some(Current::Map { sent }) if self.can_send() => Some(self.transmit_map(sent, map)),
+            Some(Current::Introduction { sequence }) if self.can_send() => {
+                Some(self.transmit_introduction(sequence))
+            }
             None if self.owes_message() && self.can_send() => Some(self.transmit_ack()),
             _ => None,
         }
@@ -369,12 +396,21 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
     }
 
-    /// Chooses the congestion map or the next queued message to send. Drops queued messages whose operation may have been
-    /// executed on an earlier connection.
+    /// Chooses the congestion map, the introduction or the next queued message to send. Drops queued messages whose operation
+    /// may have been executed on an earlier connection.
     fn begin_next(&mut self) {
         if mem::take(&mut self.is_map_due) {
             self.current = Some(Current::Map { sent: 0 });
             return;
+        }
+        match (self.introduction, self.queue.front()) {
+            (Introduction::Due, Some(first)) => {
+                let sequence = first.sequence - 1;
+                self.current = Some(Current::Introduction { sequence });
+                return;
+            }
+            (Introduction::Due, None) | (Introduction::Sent(_), _) => return,
+            (Introduction::Done, _) => {}
         }
         while let Some(mut message) = self.queue.pop_front() {
             let is_operation_due = message.attached.is_some() && !message.is_operation_done;
@@ -496,7 +532,26 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
+    fn transmit_introduction(&mut self, sequence: u64) -> Transmit<'_, F, O> {
+        self.current = None;
+        self.introduction = Introduction::Sent(sequence);
+        // Linux takes an empty message between ports 0 for a mere acknowledgement, and logs a warning about one between
+        // ports 0 and 1, which it expects over TCP only.
+        self.transmit_header(Header {
+            sequence,
+            source_port: PROBE_PORT,
+            destination_port: PROBE_PORT,
+            flags: Flags::ACK_REQUIRED,
+            ..Header::default()
+        })
+    }
+
     fn transmit_ack(&mut self) -> Transmit<'_, F, O> {
+        self.transmit_header(Header::default())
+    }
+
+    /// Posts a header without payload, with the acknowledgement and the credits that are due.
+    fn transmit_header(&mut self, header: Header) -> Transmit<'_, F, O> {
         let (ack, credit) = self.acknowledge();
         let (request, signaled) = self.next_request();
         Transmit::Send {
@@ -504,7 +559,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             header: Header {
                 ack,
                 credit,
-                ..Header::default()
+                ..header
             },
             payload: Payload::None,
             fence: false,
@@ -698,6 +753,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     /// Handles an acknowledgement: the peer has all messages up to this sequence number. Finishes those messages whose
     /// operations are complete.
     pub(crate) fn handle_ack(&mut self, ack: u64) {
+        if self.introduction == Introduction::Sent(ack) {
+            self.introduction = Introduction::Done;
+        }
         // A peer may acknowledge a number that an earlier host at this address has sent, and this one has not.
         let sent = self.unacknowledged.back().map_or(0, |last| last.sequence);
         self.acknowledged = self.acknowledged.max(min(ack, sent));
@@ -791,6 +849,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     /// the next connection.
     pub(crate) fn reset(&mut self) {
         self.current = None;
+        if let Introduction::Sent(_) = self.introduction {
+            self.introduction = Introduction::Due;
+        }
         self.credits = None;
         self.reassembly = None;
         self.is_ack_due = false;
@@ -820,17 +881,19 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     }
 
     /// When to connect again: at once the first time, then after a random part of a window that doubles. Returns `None` if
-    /// there is no reason to: the queue is empty, no socket waits for the peer's congestion map (`is_asked`), and the peer
-    /// was never connected or the backoff has reached its longest window.
+    /// there is no reason to: the queue is empty, no socket waits for the peer's congestion map (`is_asked`), and the path
+    /// leads to another process of this address (not `is_to_peer`), or the peer was never connected, or the backoff has
+    /// reached its longest window.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
         random: &mut impl Rng,
         is_asked: bool,
+        is_to_peer: bool,
     ) -> Option<Duration> {
         let window = self.window.unwrap_or(Duration::ZERO);
         self.window = Some((window * 2).clamp(SHORTEST_WAIT, LONGEST_WAIT));
-        let may_come_again = self.has_been_up && window < LONGEST_WAIT;
+        let may_come_again = is_to_peer && self.has_been_up && window < LONGEST_WAIT;
         let is_wanted = !self.queue.is_empty() || is_asked || may_come_again;
         is_wanted.then(|| now + window.mul_f64(random.random()))
     }

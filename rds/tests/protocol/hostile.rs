@@ -1,16 +1,19 @@
 //! Peers that break the protocol: the host refuses the message or the connection, and other peers notice nothing.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use polyverbs_rds::protocol::{
-    Action, Answer, Host, HostLimits, Inbound, PathId, PathState, Process, ProtocolError, Role,
-    Transmit,
+    Action, Answer, ArrivalId, HostLimits, Inbound, PathId, PathState, Payload, Process,
+    ProtocolError, Role, SocketId, Transmit,
 };
-use polyverbs_wire::rds::{ConnectData, Extension, Extensions, Flags, HEADER, Header, Version};
+use polyverbs_wire::rds::{
+    ConnectData, Extension, Extensions, FRAGMENT, Flags, HEADER, Header, Version,
+};
 use proptest::prelude::*;
 
-use crate::net::{Bytes, Net, Op, TestHost, address, at, content};
+use crate::net::{Net, TestHost, address, at, content};
 
 /// Memory for about 250 messages of one fragment, and for some thousand messages without payload.
 fn little_memory() -> HostLimits {
@@ -461,7 +464,7 @@ fn at_most_256_pings_without_acknowledge_are_answered() {
     others_go_on(&mut net);
 }
 
-/// The private data of a connection request to host 0.
+/// The private data of a connection request to host 0, by a process that has not restarted.
 fn asking(source: usize, member: u16) -> ConnectData {
     ConnectData {
         source: address(source),
@@ -472,7 +475,7 @@ fn asking(source: usize, member: u16) -> ConnectData {
         member,
         ack_sequence: 0,
         credit: 0,
-        incarnation: 0,
+        incarnation: 7,
     }
 }
 
@@ -576,6 +579,89 @@ fn a_process_refused_for_memory_keeps_its_port() {
     assert_eq!(host.counters().recv_drop_no_sock, 0);
 }
 
+// covers 8.20 8.29
+#[test]
+fn messages_that_wait_for_their_owner_end_with_their_sender() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let arrives = |host: &mut TestHost, path, sequence| {
+        let message = Header {
+            sequence,
+            ..header(0)
+        };
+        let nothing = net.fragment(&[]);
+        host.handle_fragment(path, &message.to_bytes(), 0, nothing)
+            .unwrap();
+    };
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    arrives(&mut host, peer, 1000);
+    host.handle_lost(peer);
+    host.handle_gone(Duration::ZERO, peer);
+    assert_eq!(asked(&mut host), (peer, Process::Peer));
+    // The peer restarts, and counts from a lower number.
+    let restarted = ConnectData {
+        incarnation: 8,
+        ..asking(HONEST, 0)
+    };
+    host.handle_connected(peer, &restarted);
+    arrives(&mut host, peer, 5);
+    with_member(&mut host, &net);
+    let (passed, _) = asked(&mut host);
+    host.handle_connected(passed, &asking(HONEST, 7));
+    let mut sequences = Vec::new();
+    while let Some(Transmit::Send { header, .. }) = host.poll_transmit(passed) {
+        sequences.extend(header.extensions.iter().filter_map(|one| match one {
+            Extension::Passed { sequence, .. } => Some(sequence),
+            _ => None,
+        }));
+    }
+    assert_eq!(sequences, [5]);
+}
+
+// covers 8.20 8.33
+#[test]
+fn congestion_of_a_member_ends_while_one_of_its_paths_is_down() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let own = with_member(&mut host, &net);
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    let for_peer = ConnectData {
+        destination: address(HONEST),
+        ..asking(0, 7)
+    };
+    let for_peer = accepted(&mut host, &for_peer);
+    let member_sends = |host: &mut TestHost, path, bits| {
+        let map = Header {
+            length: 8192,
+            flags: Flags::CONG_BITMAP,
+            ..Header::default()
+        };
+        for _ in 0..2 {
+            let half = net.fragment(&[bits; 4096]);
+            host.handle_fragment(path, &map.to_bytes(), 4096, half)
+                .unwrap();
+        }
+    };
+    // The first byte of the last map that the peer gets.
+    let peer_gets = |host: &mut TestHost| {
+        let mut first = None;
+        while let Some(Transmit::Send { payload, .. }) = host.poll_transmit(peer) {
+            if let Payload::Map(map) = payload {
+                first = Some(map[0]);
+            }
+        }
+        first
+    };
+    for path in [own, for_peer] {
+        member_sends(&mut host, path, 0xff);
+    }
+    assert_eq!(peer_gets(&mut host), Some(0xff));
+    host.handle_lost(for_peer);
+    host.handle_gone(Duration::ZERO, for_peer);
+    member_sends(&mut host, own, 0);
+    assert_eq!(peer_gets(&mut host), Some(0));
+}
+
 // covers 8.20
 #[test]
 fn a_port_belongs_to_the_socket_that_was_bound_last() {
@@ -618,7 +704,7 @@ fn messages_for_a_stalled_process_stop_at_the_memory_limit() {
     let (path, to) = asked(&mut host);
     assert_eq!(to, Process::Member(7));
     host.handle_connected(path, &asking(HOSTILE, 7));
-    let mut last = 0;
+    let (mut last, mut passed) = (0, 0);
     while let Some(transmit) = host.poll_transmit(path) {
         if let Transmit::Send {
             request, header, ..
@@ -626,9 +712,10 @@ fn messages_for_a_stalled_process_stop_at_the_memory_limit() {
         {
             host.handle_completion(path, request);
             last = last.max(header.sequence);
+            passed += u64::from(header.destination_port == 100);
         }
     }
-    assert_eq!(last, taken);
+    assert_eq!(passed, taken);
     let acknowledged = Header {
         ack: last,
         ..Header::default()
@@ -708,18 +795,30 @@ fn endless_connection_requests_of_a_peer_share_one_path() {
     assert_eq!(host.paths().count(), 1);
 }
 
-/// An action of a peer, its connection, or a program.
+/// An action of a peer or of another process, of a connection, or of a program.
 #[derive(Clone, Debug)]
 enum Input {
+    /// An action on one of the connections, which the number chooses.
+    On(usize, PathInput),
+    /// A connection request from one host to another. Host 0 means a process at the own address. The sender has this
+    /// incarnation, sends the request again as often as the next number says, and completes the last connection or none.
+    Request(usize, usize, u32, usize, bool),
+    Send(usize),
+    Receive,
+    Cancel,
+    Pass(Duration),
+}
+
+#[derive(Clone, Debug)]
+enum PathInput {
     Fragment(Vec<u8>, usize),
     Header(Header, usize),
+    /// A whole message to this port.
+    Message(u16),
     Completion(u64),
     Failure(u64),
     Lost,
     Posted(u32),
-    Send(usize),
-    Receive,
-    Cancel,
 }
 
 fn any_header() -> impl Strategy<Value = Header> {
@@ -743,50 +842,206 @@ fn any_header() -> impl Strategy<Value = Header> {
     )
 }
 
-fn any_input() -> impl Strategy<Value = Input> {
+fn any_path_input() -> impl Strategy<Value = PathInput> {
     let bytes = proptest::collection::vec(any::<u8>(), 0..=HEADER);
     let length = || prop_oneof![0..10_usize, Just(4096), Just(904), 0..=4096_usize];
+    let port = prop_oneof![0..3_u16, Just(100), Just(101), any::<u16>()];
+    let request = || prop_oneof![0..50_u64, any::<u64>()];
     prop_oneof![
-        (bytes, length()).prop_map(|(bytes, length)| Input::Fragment(bytes, length)),
-        (any_header(), length()).prop_map(|(header, length)| Input::Header(header, length)),
-        prop_oneof![0..50_u64, any::<u64>()].prop_map(Input::Completion),
-        prop_oneof![0..50_u64, any::<u64>()].prop_map(Input::Failure),
-        Just(Input::Lost),
-        (0..1000_u32).prop_map(Input::Posted),
-        prop_oneof![0..10_usize, 0..10_000_usize].prop_map(Input::Send),
-        Just(Input::Receive),
-        Just(Input::Cancel),
+        2 => (bytes, length()).prop_map(|(bytes, length)| PathInput::Fragment(bytes, length)),
+        2 => (any_header(), length()).prop_map(|(header, length)| PathInput::Header(header, length)),
+        4 => port.prop_map(PathInput::Message),
+        1 => request().prop_map(PathInput::Completion),
+        1 => request().prop_map(PathInput::Failure),
+        1 => Just(PathInput::Lost),
+        1 => (0..1000_u32).prop_map(PathInput::Posted),
     ]
 }
 
-/// Connects the path again, in any state that it is in.
-fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
-    let mut paths = BTreeMap::new();
-    let mut now = Duration::ZERO;
-    loop {
-        while let Some(action) = host.poll_action() {
+fn any_input() -> impl Strategy<Value = Input> {
+    let host = || prop_oneof![Just(0), 0..HOSTS];
+    let request = (host(), host(), 0..3_u32, 0..30_usize, any::<bool>());
+    let length = prop_oneof![0..10_usize, 0..10_000_usize];
+    prop_oneof![
+        12 => (any::<usize>(), any_path_input()).prop_map(|(at, input)| Input::On(at, input)),
+        3 => request.prop_map(|(from, to, incarnation, again, completes)| {
+            Input::Request(from, to, incarnation, again, completes)
+        }),
+        1 => length.prop_map(Input::Send),
+        1 => Just(Input::Receive),
+        1 => Just(Input::Cancel),
+        1 => (0..5_000_u64).prop_map(|time| Input::Pass(Duration::from_millis(time))),
+    ]
+}
+
+/// The number of hosts that send requests.
+const HOSTS: usize = 20;
+
+/// A host among hostile peers and processes. Its driver connects each path as soon as the host asks for it.
+struct Exposed {
+    host: TestHost,
+    socket: SocketId,
+    net: Net,
+    now: Duration,
+    credit: u32,
+    /// The paths that are connected.
+    connected: BTreeSet<PathId>,
+    /// The addresses that the host may connect to: those of peers that have completed a connection, and those to which
+    /// processes at the own address send.
+    known: BTreeSet<IpAddr>,
+    /// The accepted requests whose sender does not complete the connection.
+    accepted: Vec<ArrivalId>,
+}
+
+impl Exposed {
+    fn new(role: Role, limits: HostLimits, credit: u32) -> Self {
+        let mut host = TestHost::new(address(0), limits, 1);
+        host.set_role(role);
+        let (socket, _) = host.bind(100, Default::default()).unwrap();
+        Self {
+            host,
+            socket,
+            net: Net::new(0, limits, 1),
+            now: Duration::ZERO,
+            credit,
+            connected: BTreeSet::new(),
+            known: BTreeSet::from([address(1)]),
+            accepted: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::On(number, input) => {
+                let count = self.connected.len().max(1);
+                if let Some(&path) = self.connected.iter().nth(number % count) {
+                    self.take_on(path, input);
+                }
+            }
+            Input::Request(from, to, incarnation, again, completes) => {
+                for _ in 0..again {
+                    self.request(from, to, incarnation, false);
+                }
+                self.request(from, to, incarnation, completes);
+            }
+            Input::Send(length) => {
+                let message = self.net.message(at(1, 200), &content(1, length));
+                let _ = self.host.send(self.socket, message);
+            }
+            Input::Receive => {
+                let inbound = self.host.receive(self.socket, usize::MAX);
+                assert!(matches!(inbound, None | Some(Inbound::Message(_))));
+            }
+            Input::Cancel => {
+                self.host.cancel(self.now, self.socket, None);
+            }
+            Input::Pass(time) => {
+                self.now += time;
+                self.host.handle_timeout(self.now);
+            }
+        }
+        self.act();
+    }
+
+    fn take_on(&mut self, path: PathId, input: PathInput) {
+        match input {
+            PathInput::Fragment(bytes, length) => self.fragment(path, &bytes, length),
+            PathInput::Header(header, length) => self.fragment(path, &header.to_bytes(), length),
+            PathInput::Message(destination_port) => {
+                let message = Header {
+                    destination_port,
+                    ..header(4096)
+                };
+                self.fragment(path, &message.to_bytes(), 4096);
+            }
+            PathInput::Completion(request) => self.host.handle_completion(path, request),
+            PathInput::Failure(request) => {
+                let status = polyverbs_rds::OperationStatus::OtherError;
+                self.host.handle_failure(path, request, status);
+            }
+            PathInput::Lost => self.host.handle_lost(path),
+            PathInput::Posted(receives) => self.host.handle_posted_receives(path, receives),
+        }
+    }
+
+    fn fragment(&mut self, path: PathId, header: &[u8], length: usize) {
+        let payload = self.net.fragment(&vec![1; length]);
+        let _ = self.host.handle_fragment(path, header, length, payload);
+    }
+
+    fn request(&mut self, from: usize, to: usize, incarnation: u32, completes: bool) {
+        let is_process = from == 0 || self.host.role() != Role::Leader;
+        let asked = ConnectData {
+            destination: address(to),
+            credit: self.credit,
+            incarnation,
+            ..asking(from, 7)
+        };
+        let sender = match is_process {
+            true => address(0),
+            false => asked.source,
+        };
+        let answer = self.host.handle_request(Some(sender), is_process, &asked);
+        let Answer::Accept { arrival, .. } = answer else {
+            return;
+        };
+        if !completes {
+            return self.accepted.push(arrival);
+        }
+        self.known.extend([asked.source, asked.destination]);
+        self.connected
+            .extend(self.host.handle_accepted(arrival, &asked));
+    }
+
+    /// Posts what the host sends, and carries out its actions.
+    fn act(&mut self) {
+        loop {
+            while let Some(path) = self.host.next_ready() {
+                while self.host.poll_transmit(path).is_some() {}
+                self.host.settle(path);
+            }
+            let Some(action) = self.host.poll_action() else {
+                return;
+            };
             match action {
-                Action::End(path) => host.handle_gone(now, path),
-                Action::Connect { path, data, .. } => {
-                    paths.insert(path, data);
+                Action::Connect { path, to, data } => {
+                    let destination = data.destination;
+                    let is_known = self.known.contains(&destination);
+                    assert!(to != Process::Peer || is_known, "{destination} is asked");
+                    let told = ConnectData {
+                        credit: self.credit,
+                        ..asking(0, 7)
+                    };
+                    self.host.handle_connected(path, &told);
+                    self.connected.insert(path);
                 }
-                Action::Adopt { path, told, .. } => host.handle_connected(path, &told),
-                Action::FindOwner(port) => host.handle_port_free(port),
-                Action::Wake(_) | Action::Used { .. } | Action::Withdraw(_) => {}
+                Action::Adopt { path, told, .. } => {
+                    self.host.handle_connected(path, &told);
+                    self.connected.insert(path);
+                }
+                Action::End(path) => {
+                    self.connected.remove(&path);
+                    self.host.handle_gone(self.now, path);
+                }
+                Action::FindOwner(_)
+                | Action::Wake(_)
+                | Action::Used { .. }
+                | Action::Withdraw(_) => {}
             }
         }
-        if let Some((path, _)) = paths.pop_first() {
-            host.handle_connected(path, asked);
-            return path;
-        }
-        match host.handle_request(Some(asked.source), false, asked) {
-            Answer::Accept { arrival, .. } => {
-                if let Some(path) = host.handle_accepted(arrival, asked) {
-                    return path;
-                }
-            }
-            Answer::Refuse => now += Duration::from_secs(1),
-        }
+    }
+
+    fn check_bounds(&self) {
+        // The last message is taken when there is still room; none of these messages has more than three fragments.
+        let most = self.host.limits().max_memory + 4 * FRAGMENT;
+        assert!(self.host.held() <= most, "{} bytes", self.host.held());
+        let awaited = self
+            .accepted
+            .iter()
+            .filter(|one| self.host.is_awaited(**one));
+        assert!(awaited.count() <= 64);
+        // Each address has a path to the peer and one to the process that reaches the peer.
+        assert!(self.host.paths().count() <= 2 * self.known.len() + 2);
     }
 }
 
@@ -797,61 +1052,21 @@ proptest! {
     #[test]
     fn no_input_makes_a_host_panic_or_exceed_its_memory(
         inputs in proptest::collection::vec(any_input(), 1..200),
+        role in prop_oneof![Just(Role::Leader), Just(Role::Member(5))],
         credit in prop_oneof![Just(0), 0..100_u32, any::<u32>()],
         send_requests in 1..300_u32,
     ) {
-        let limits = HostLimits { max_memory: 100_000, send_requests, ..HostLimits::default() };
-        let net = Net::new(0, limits, 1);
-        let mut host = TestHost::new(address(0), limits, 1);
-        let (socket, _) = host.bind(100, Default::default()).unwrap();
-        let asked = ConnectData {
-            source: address(1),
-            destination: address(0),
-            version: Version::V4_1,
-            minor_mask: 3,
-            tos: 0,
-            member: 0,
-            ack_sequence: 7,
-            credit,
-            incarnation: 0,
-        };
-        let mut path = connect(&mut host, &asked);
+        let limits = HostLimits { max_memory: 30_000, send_requests, ..HostLimits::default() };
+        let mut exposed = Exposed::new(role, limits, credit);
+        exposed.request(1, 0, 1, true);
         for input in inputs {
-            if host.paths().next().unwrap().state != PathState::Up {
-                path = connect(&mut host, &asked);
-            }
-            match input {
-                Input::Fragment(bytes, length) => {
-                    let _ = host.handle_fragment(path, &bytes, length, net.fragment(&vec![1; length]));
-                }
-                Input::Header(header, length) => {
-                    let payload = net.fragment(&vec![1; length]);
-                    let _ = host.handle_fragment(path, &header.to_bytes(), length, payload);
-                }
-                Input::Completion(request) => host.handle_completion(path, request),
-                Input::Failure(request) => {
-                    host.handle_failure(path, request, polyverbs_rds::OperationStatus::OtherError);
-                }
-                Input::Lost => host.handle_lost(path),
-                Input::Posted(receives) => host.handle_posted_receives(path, receives),
-                Input::Send(length) => {
-                    let _ = host.send(socket, net.message(at(1, 200), &content(1, length)));
-                }
-                Input::Receive => {
-                    let inbound = host.receive(socket, usize::MAX);
-                    prop_assert!(matches!(inbound, None | Some(Inbound::Message(_))));
-                }
-                Input::Cancel => {
-                    host.cancel(Duration::ZERO, socket, None);
-                }
-            }
-            while let Some(ready) = host.next_ready() {
-                while host.poll_transmit(ready).is_some() {}
-                host.settle(ready);
-            }
+            exposed.take(input);
+            exposed.check_bounds();
         }
-        host.close(Duration::ZERO, socket);
-        // The host may hold one partial message and its own unacknowledged messages.
-        prop_assert!(net.fragments_held() <= 256 + 300 + 30);
+        exposed.host.close(exposed.now, exposed.socket);
+        exposed.act();
+        // Apart from the messages that wait, the host may hold partial messages and its own unacknowledged messages.
+        let waiting = exposed.host.held() / FRAGMENT;
+        prop_assert!(exposed.net.fragments_held() <= waiting + 256 + 300 + 30);
     }
 }

@@ -4,6 +4,7 @@
 mod connections;
 mod flow;
 mod hostile;
+mod linux;
 mod messages;
 mod net;
 

@@ -231,16 +231,16 @@ impl Net {
             counted: Rc::new(()),
         };
         for number in 0..hosts {
-            let side = net.fresh(number, 0);
+            let side = net.fresh(address(number), 0);
             net.sides.push(side);
         }
         net
     }
 
-    fn fresh(&mut self, number: usize, incarnation: u32) -> Side {
+    fn fresh(&mut self, address: IpAddr, incarnation: u32) -> Side {
         let seed = self.random.random();
         Side {
-            host: Host::new(address(number), self.limits, seed),
+            host: Host::new(address, self.limits, seed),
             links: BTreeMap::new(),
             arrivals: BTreeMap::new(),
             woken: Vec::new(),
@@ -254,7 +254,7 @@ impl Net {
     /// Adds a process at the address of a host, which has a leader. Returns its number.
     pub(crate) fn add_member(&mut self, of: usize) -> usize {
         let number = self.sides.len();
-        let mut side = self.fresh(of, 0);
+        let mut side = self.fresh(address(of), 0);
         side.host.set_role(Role::Member(number as u16));
         self.sides.push(side);
         number
@@ -281,15 +281,18 @@ impl Net {
         })
     }
 
-    /// Replaces a host by another one at its address without notifying its peers.
+    /// Replaces a process by another one with its address and role without notifying its peers.
     pub(crate) fn restart(&mut self, number: usize) {
-        let incarnation = self.sides[number].incarnation + 1;
+        let before = &self.sides[number];
+        let (address, role) = (before.host.address(), before.host.role());
+        let incarnation = before.incarnation + 1;
         for connection in &mut self.connections {
             let ends = connection.ends.iter_mut();
             ends.filter(|end| end.is_some_and(|(at, _)| at == number))
                 .for_each(|end| *end = None);
         }
-        self.sides[number] = self.fresh(number, incarnation);
+        self.sides[number] = self.fresh(address, incarnation);
+        self.host(number).set_role(role);
     }
 
     pub(crate) fn host(&mut self, number: usize) -> &mut TestHost {

@@ -117,8 +117,9 @@ fn an_operation_is_carried_out_once_or_reported_as_dropped() {
 fn the_completion_and_not_the_acknowledge_ends_an_operation() {
     let (mut net, socket, _) = connected(17);
     send(&mut net, socket, b"overtakes a read", attached(1));
+    let sent = net.seen.last().expect("the message was sent");
     let ack = Header {
-        ack: 2,
+        ack: sent.header.sequence,
         ..Header::default()
     };
     net.inject(0, 1, &ack.to_bytes(), &[]).unwrap();
