@@ -305,18 +305,22 @@ functions! {
     fn llistxattr(@path, target: *mut c_char, size: usize) -> isize;
 }
 
-// Runs when a program exits. The process whose ID is in the name of the directory is the one that `polyverbs run` became;
-// it removes the directory. The directory of a killed process is removed by the next `polyverbs run`.
+// Whether this is the directory of the program that `polyverbs run` started as this process: its name has the ID of the process
+// before the last dot.
+fn is_of(folder: &Path, process: u32) -> bool {
+    let name = folder.file_name().and_then(OsStr::to_str);
+    let name = name.and_then(|name| name.strip_prefix("polyverbs-run."));
+    let of = name.and_then(|name| name.rsplit('.').nth(1));
+    of == Some(&process.to_string())
+}
+
+// Runs when a program exits, and removes its directory. That of a killed process is removed by the next `polyverbs run`.
 extern "C" fn ended() {
     let Some(root) = root() else {
         return;
     };
     let folder = Path::new(OsStr::from_bytes(root));
-    let own = folder.extension().and_then(OsStr::to_str) == Some(&std::process::id().to_string());
-    let ours = folder
-        .file_name()
-        .is_some_and(|name| name.as_bytes().starts_with(b"polyverbs-run."));
-    if own && ours {
+    if is_of(folder, std::process::id()) {
         // A failure cannot be reported at this point.
         let _ = std::fs::remove_dir_all(folder);
     }
@@ -349,6 +353,17 @@ mod tests {
             "sys/class/infiniband",
         ] {
             assert!(!is_redirected(path.as_bytes()), "{path}");
+        }
+    }
+
+    // `polyverbs run` ends the names with random letters.
+    #[test]
+    fn a_directory_is_removed_by_the_process_in_its_name() {
+        let folder = Path::new("/dev/shm/polyverbs-run.4026531836.13292.lfNlKZ");
+        assert!(is_of(folder, 13292));
+        assert!(!is_of(folder, 13293));
+        for other in ["/home/13292.x", "/run/polyverbs-run.13292"] {
+            assert!(!is_of(Path::new(other), 13292), "{other}");
         }
     }
 
