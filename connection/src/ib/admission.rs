@@ -217,14 +217,15 @@ impl Manager {
 
     /// Limits the messages of a request of the program if all requests from its peer's address are unproven: it has no
     /// allowance of its own. An address that has requested a connection and completed it is proven, whatever else is
-    /// requested in its name.
+    /// requested in its name, and so is this port's own address, in whose name no other host can send.
     pub(super) fn limit(&mut self, id: u32) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let address = connection.path.address;
+        let path = &connection.path;
+        let (address, is_own) = (path.address, path.local_gid == path.remote_gid);
         let unproven = self.admission.count(Share::Unproven(address));
-        if unproven > 0 && unproven == self.admission.count(Share::Source(address)) {
+        if !is_own && unproven > 0 && unproven == self.admission.count(Share::Source(address)) {
             connection.allowance = Some(0);
             self.admission.add(Share::Limited(address));
         }

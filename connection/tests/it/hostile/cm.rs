@@ -224,7 +224,7 @@ fn offer() -> Offer {
             qp_num: Qpn::new(0x77),
             sq_psn: Psn::new(1),
             address: LinkAddress::Ip(OWN),
-            gid: Gid::default(),
+            gid: OWN.into(),
         },
         qp_type: QpType::Rc,
         half: Half::Both,
@@ -618,6 +618,19 @@ fn an_address_with_a_connection_is_sent_all_requests() {
     lab.sent();
     for _ in 0..10 {
         lab.connect(peer(2));
+    }
+}
+
+// covers 7.13 7.47
+#[test]
+fn the_own_address_is_sent_all_requests() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    lab.hear(OWN, req(5));
+    accept(&lab, heard.asked.lock().pop().unwrap());
+    lab.sent();
+    for _ in 0..10 {
+        lab.connect(OWN);
     }
 }
 
