@@ -694,16 +694,20 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 }
             }
             (port, NO_PORT) if self.answers_pings => self.pong(port),
-            (source_port, destination_port) => self.events.push_back(Event::Arrived(Arrived {
-                source_port,
-                destination_port,
-                length: header.length,
-                fragments: whole.fragments,
-                extensions: header.extensions,
-                sequence: header.sequence,
-                is_ack_required: header.flags.contains(Flags::ACK_REQUIRED),
-                is_retransmitted: header.flags.contains(Flags::RETRANSMITTED),
-            })),
+            (source_port, destination_port) => {
+                // The destination of a forwarded ping may never answer: earlier messages are acknowledged without it.
+                self.is_ack_due |= destination_port == NO_PORT;
+                self.events.push_back(Event::Arrived(Arrived {
+                    source_port,
+                    destination_port,
+                    length: header.length,
+                    fragments: whole.fragments,
+                    extensions: header.extensions,
+                    sequence: header.sequence,
+                    is_ack_required: header.flags.contains(Flags::ACK_REQUIRED),
+                    is_retransmitted: header.flags.contains(Flags::RETRANSMITTED),
+                }));
+            }
         }
     }
 

@@ -368,6 +368,11 @@ impl Net {
         pending
     }
 
+    pub(crate) fn acknowledge_all(&mut self, host: usize) {
+        self.host(host).acknowledge_all();
+        self.pump(host);
+    }
+
     pub(crate) fn close(&mut self, host: usize, socket: SocketId) -> Vec<(PathId, u64)> {
         let now = self.now;
         self.sides[host].ports.remove(&socket);

@@ -642,3 +642,27 @@ fn a_parked_message_is_acknowledged_after_its_owner_comes() {
         assert_eq!(net.host(sends).unacknowledged(from).next(), None);
     });
 }
+
+// covers 8.20
+#[test]
+fn a_member_learns_what_a_peer_acknowledged_before_it_ended() {
+    for_each_seed("acknowledged", 200, |seed| {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        let sends = net.add_member(0);
+        let (from, pings) = (net.bind(sends, 100), net.bind(sends, 300));
+        let to = net.bind(1, 200);
+        for number in 0..3 {
+            let message = content(number, 100);
+            net.send(sends, from, at(1, 200), &message).unwrap();
+        }
+        net.settle_for(Duration::from_secs(1));
+        assert_eq!(net.receive_all(1, to).len(), 3);
+        net.acknowledge_all(1);
+        net.settle_for(Duration::from_secs(1));
+        net.end_process(1);
+        // A program that waits for acknowledges sends this ping, which nothing answers.
+        net.send(sends, pings, at(1, 0), &[]).unwrap();
+        net.settle_for(Duration::from_secs(1));
+        assert_eq!(net.host(sends).unacknowledged(from).next(), None);
+    });
+}
