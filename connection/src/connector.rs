@@ -41,7 +41,7 @@ pub(crate) use request::Request;
 use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu};
 use passive::{IncomingQueue, Unanswered};
 use request::begin;
-use side::{Established, Padding, Side};
+use side::{Padding, Side, Sides};
 use target::Target;
 
 /// Makes connections between queue pairs, and listens for them, over the transport of one device.
@@ -68,7 +68,7 @@ pub struct Connector {
     backend: Arc<dyn Backend>,
     context: Context,
     padding: Padding,
-    established: Established,
+    sides: Sides,
 }
 
 /// Completes [`Connector::end_all`] when the last clone of the `Arc` around it is dropped.
@@ -112,7 +112,7 @@ impl Connector {
             backend,
             context: context.clone(),
             padding: Padding::Padded,
-            established: Established::default(),
+            sides: Sides::default(),
         }
     }
 
@@ -328,12 +328,23 @@ impl Connector {
     pub fn end_all(&self) -> Started<(), ConnectError> {
         let (started, completer) = Started::pending();
         let all = Arc::new(AllEnded(completer));
-        for side in self.established.all() {
+        let sides = self.sides.all().into_iter();
+        for side in sides.filter(|side| side.lock().is_established) {
             let last = Arc::clone(&all);
             // However a call ends, the connection has ended too.
             side.end(&self.context).on_done(move |_| drop(last));
         }
         started
+    }
+
+    /// Gives up all connections and requests that this connector, its clones and their listeners have made, and waits for no
+    /// peer. Each peer is sent the message that ends its connection or request; calls that wait for its answer end with
+    /// [`VerbError::Canceled`]. The queue pairs are not modified.
+    ///
+    /// A program that closes a device calls this after [`end_all`](Self::end_all): a call that a peer does not answer keeps
+    /// the device open for seconds, until the call times out.
+    pub fn abandon_all(&self) {
+        self.sides.all().iter().for_each(|side| side.withdraw());
     }
 }
 

@@ -140,7 +140,7 @@ pub(super) fn settle(
 ) -> Result<Connection, ConnectError> {
     match outcome {
         Ok(()) => {
-            side.established.add(&side);
+            side.lock().is_established = true;
             Ok(Connection {
                 side,
                 target: target.clone(),

@@ -15,16 +15,16 @@ use super::Connector;
 use super::offer::fits;
 use super::request::{Request, begin};
 
-/// The established connections of a connector and its clones.
+/// The sides of the connections and requests of a connector, its clones and their listeners.
 #[derive(Clone, Default)]
-pub(super) struct Established(Arc<Mutex<Vec<Weak<Side>>>>);
+pub(super) struct Sides(Arc<Mutex<Vec<Weak<Side>>>>);
 
-impl Established {
+impl Sides {
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Side>>> {
         self.0.lock()
     }
 
-    pub(super) fn add(&self, side: &Arc<Side>) {
+    fn add(&self, side: &Arc<Side>) {
         let mut sides = self.lock();
         // Those that were dropped make room, each time that the list would grow.
         if sides.len() == sides.capacity() {
@@ -70,7 +70,6 @@ pub(super) type Waiter = Box<dyn FnOnce(Option<CmEvent>) + Send>;
 pub(super) struct Side {
     pub(super) backend: Arc<dyn Backend>,
     padding: Padding,
-    pub(super) established: Established,
     state: Mutex<SideState>,
 }
 
@@ -81,9 +80,10 @@ pub(super) struct SideState {
     pub(super) early: Option<VecDeque<CmEvent>>,
     pub(super) waiter: Option<Waiter>,
     pub(super) watchers: Vec<Completer<(), ConnectError>>,
+    pub(super) is_established: bool,
     /// How the connection has ended: whether the peer has ended it or has confirmed its end.
     pub(super) ended: Option<Result<(), ConnectError>>,
-    /// Whether the program has withdrawn its request.
+    /// Whether the program has given up its request.
     is_withdrawn: bool,
     /// The futures that wait for the end of TIMEWAIT.
     pub(super) timewait_watchers: Vec<Completer<(), ConnectError>>,
@@ -92,12 +92,13 @@ pub(super) struct SideState {
 
 impl Side {
     pub(super) fn new(of: &Connector) -> Arc<Self> {
-        Arc::new(Self {
+        let side = Arc::new(Self {
             backend: Arc::clone(&of.backend),
             padding: of.padding,
-            established: of.established.clone(),
             state: Mutex::default(),
-        })
+        });
+        of.sides.add(&side);
+        side
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, SideState> {
@@ -153,13 +154,15 @@ impl Side {
         self.lock().ended.is_some()
     }
 
-    /// Gives up the request of this side, which has ended for the program and will have no answer.
+    /// Gives up the connection or request of this side. A call that waits for an answer of the peer ends as canceled.
     pub(super) fn withdraw(&self) {
         let mut state = self.lock();
         state.is_withdrawn = true;
         let waiter = state.waiter.take();
         drop(state);
-        drop(waiter);
+        if let Some(waiter) = waiter {
+            waiter(None);
+        }
         self.forget();
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use conformance::Flavour;
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, PathOptions, Qp, RKey, RemoteAddress, WcStatus,
+    Access, Completion, PathOptions, Qp, RKey, RemoteAddress, VerbError, WcStatus,
     wr::{self, ReceiveRequest},
 };
 use polyverbs_connection::{
@@ -528,6 +528,22 @@ fn one_call_ends_all_connections_of_a_connector() {
         );
         // There is none left.
         ends.end(ends.far.connector.end_all());
+    });
+}
+
+#[test]
+fn calls_that_the_peer_does_not_answer_can_be_given_up() {
+    on(&[Flavour::Ib, Flavour::IbUdp], |ends| {
+        let (near, far, other) = (ends.near_qp(), ends.far_qp(), ends.near_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        ends.hold();
+        let (ended, asked) = (at_near.end(), ends.request(&other));
+        ends.near.connector.abandon_all();
+        let canceled = ConnectError::Verb(VerbError::Canceled);
+        assert_eq!(ends.error(ended), canceled);
+        assert_eq!(ends.error(asked), canceled);
+        ends.release();
+        ends.end(at_far.disconnected());
     });
 }
 
