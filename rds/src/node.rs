@@ -54,7 +54,7 @@ const UNREAD: usize = 1 << 20;
 /// While threads of the program poll the CQ, the node's thread checks at this interval whether they still do.
 const POLL_CHECK: Duration = Duration::from_millis(1);
 
-/// How long a node that closes waits for each peer to confirm the disconnect.
+/// How long a node that closes waits for its peers to confirm the disconnect.
 const FAREWELL: Duration = Duration::from_millis(200);
 
 /// The size of the CQ while the node has no paths, in entries.
@@ -271,14 +271,11 @@ impl Node {
         // Peers keep each message until it is acknowledged, so everything that arrived is acknowledged before the end.
         self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
-        let ends = links.iter().filter_map(|link| {
-            let connection = link.connection.as_ref()?;
-            Some(connection.disconnect())
-        });
-        for mut end in ends.collect::<Vec<_>>() {
-            // A peer that does not confirm the disconnect notices the end by itself.
-            let _ = end.wait_for(FAREWELL);
-        }
+        // A peer that does not confirm the disconnect notices the end by itself. Until then, or until it has answered a
+        // request, the device would stay open.
+        let _ = self.connector.end_all().wait_for(FAREWELL);
+        self.connector.abandon_all();
+        drop(links);
         self.kick();
     }
 

@@ -672,18 +672,33 @@ static void busy(void) {
 /* Nothing of the library is left after the last socket: what has the numbers of its descriptors is the program's alone. */
 static void gone(void) {
     closefrom(3);
+    /* The peer receives a message, and stops before this process disconnects. */
+    pid_t peer = fork();
+    if (peer == 0) {
+        int b = bound(THERE, 4001);
+        IS(recv(b, into, 1, 0), 1);
+        raise(SIGSTOP);
+        exit(0);
+    }
     int before = entries("/proc/self/fd");
-    for (int all = 0; all < 2; all++) {
+    for (int all = 0; all < 3; all++) {
         int a = bound(HERE, 4000), b = bound(HERE, 4001);
         IS(put(a, "x", HERE, 4001), 1);
         IS(comes(b, POLLIN), POLLIN);
         IS(recv(b, into, 1, 0), 1);
-        if (all) closefrom(3);
+        if (all == 2) {
+            int status;
+            IS(put(a, "x", THERE, 4001), 1);
+            IS(waitpid(peer, &status, WUNTRACED), peer);
+            IS(WIFSTOPPED(status), 1);
+        }
+        if (all == 1) closefrom(3);
         else IS(close(a) + close(b), 0);
         IS(entries("/proc/self/fd"), before);
         /* The system lists a thread a moment longer. */
         while (entries("/proc/self/task") > 3) sched_yield();
     }
+    kill(peer, SIGKILL);
 }
 
 static unsigned long chance = 0x9e3779b97f4a7c15;
