@@ -123,6 +123,25 @@ fn receives_free_no_slots_of_sends() {
 
 // covers 3.22
 #[test]
+fn completions_of_other_queue_pairs_free_no_slots() {
+    for name in ["ib0", "iw0"] {
+        let rig = Rig::new(name, strict());
+        rig.far.post_one(write().signaled(9)).unwrap();
+        (1..DEPTH).for_each(|_| rig.post(write()).unwrap());
+        rig.post(write().signaled(4)).unwrap();
+        let poll_one = || {
+            let mut one: [Completion; 1] = Default::default();
+            rig.cq.poll(&mut one).unwrap()[0].wr_id
+        };
+        assert_eq!(poll_one(), 9);
+        assert_eq!(rig.post(write()), FULL, "{name}");
+        assert_eq!(poll_one(), 4);
+        rig.post(write()).unwrap();
+    }
+}
+
+// covers 3.22
+#[test]
 fn without_the_option_a_completed_request_holds_no_slot() {
     for name in ["ib0", "iw0"] {
         let rig = Rig::new(name, EmulatedOptions::default());

@@ -141,6 +141,11 @@ impl CompletionRing {
         self.poll_locked(out, max)
     }
 
+    /// Returns the number of entries that were ever polled. This takes no lock.
+    pub fn polled(&self) -> u64 {
+        self.consumer.head.load(Ordering::Acquire)
+    }
+
     /// Returns the number of entries that were pushed and not polled yet.
     pub fn len(&self) -> usize {
         self.pending(&self.producer()) as usize
@@ -276,7 +281,7 @@ impl CompletionRing {
     }
 
     fn pending(&self, producer: &Producer) -> u64 {
-        producer.tail - self.consumer.head.load(Ordering::Acquire)
+        producer.tail - self.polled()
     }
 }
 
@@ -293,6 +298,12 @@ pub struct Producer {
 }
 
 impl Producer {
+    /// Returns the number of entries that were ever pushed, which is the position of the next one.
+    #[inline]
+    pub fn pushed(&self) -> u64 {
+        self.tail
+    }
+
     /// Closes the ring: every later push fails with [`Overrun`]. Entries that the ring holds can still be polled.
     pub fn close(&mut self) {
         self.room = 0;

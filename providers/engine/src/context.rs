@@ -107,9 +107,8 @@ impl<D: Driver> ContextOps for Context<D> {
             let place = Place::take(&device.cqs)?;
             let commands = Arc::clone(device.commands());
             let polled = (device.network().link()).is_some_and(|link| link.input().is_some());
-            let strict = device.strict_signaling;
             let polled = polled.then_some(device as Arc<dyn Polled>);
-            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, strict, place);
+            let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, place);
             Ok(cq)
         });
     }

@@ -125,9 +125,7 @@ pub struct Cq {
     commands: Arc<Commands>,
     // The device, if threads that find the queue empty must poll the network for frames.
     device: Option<Arc<dyn Polled>>,
-    users: Mutex<Vec<(u32, Weak<dyn QpActions>)>>,
-    // Whether a request keeps its slot of the send queue until the program has polled a completion.
-    strict: bool,
+    users: Mutex<Vec<Weak<dyn QpActions>>>,
     _place: Place,
 }
 
@@ -137,7 +135,6 @@ impl Cq {
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
         device: Option<Arc<dyn Polled>>,
-        strict: bool,
         place: Place,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -151,7 +148,6 @@ impl Cq {
             commands,
             device,
             users: Mutex::default(),
-            strict,
             _place: place,
         })
     }
@@ -168,25 +164,33 @@ impl Cq {
         self.ring.poll(&mut store, max)
     }
 
-    pub(crate) fn attach(&self, qpn: u32, qp: Weak<dyn QpActions>) {
+    pub(crate) fn attach(&self, qp: Weak<dyn QpActions>) {
         let mut users = self.users.lock();
         if users.len() == users.capacity() {
-            users.retain(|(_, user)| user.strong_count() > 0);
+            users.retain(|user| user.strong_count() > 0);
         }
-        users.push((qpn, qp));
+        users.push(qp);
     }
 
-    /// Adds a completion. If the queue is full, the completion is lost, and the queue and its queue pairs fail.
+    /// Returns how many completions the program has ever polled.
+    pub(crate) fn polled(&self) -> u64 {
+        self.ring.polled()
+    }
+
+    /// Adds a completion, and returns its position: how many were added before. If the queue is full, the completion is lost,
+    /// and the queue and its queue pairs fail.
     #[inline]
-    pub fn push(self: &Arc<Self>, done: &Done, effects: &mut Effects) {
+    pub fn push(self: &Arc<Self>, done: &Done, effects: &mut Effects) -> u64 {
         let ext = done.src_qp.map(u64::from);
-        if !self.add(done.entry(), ext, effects) {
+        let (at, is_added) = self.add(done.entry(), ext, effects);
+        if !is_added {
             loans::release(done.loan);
         }
+        at
     }
 
-    /// Adds the completion of a success: `wr_id` and a number of bytes besides `what`. A full queue fails, as in
-    /// [`push`](Self::push).
+    /// Adds the completion of a success: `wr_id` and a number of bytes besides `what`. Returns its position; a full queue
+    /// fails, as in [`push`](Self::push).
     #[inline]
     pub fn push_plain(
         self: &Arc<Self>,
@@ -194,16 +198,17 @@ impl Cq {
         what: Plain,
         byte_len: u32,
         effects: &mut Effects,
-    ) {
+    ) -> u64 {
         let words = [wr_id, u64::from(byte_len), u64::from(what.0 as u32)];
         let tail = (what.0 >> 32) as u32;
-        self.add(Entry { words, tail }, None, effects);
+        self.add(Entry { words, tail }, None, effects).0
     }
 
-    // Returns `false` if the queue has no room for the entry.
+    // Returns the position of the entry, and whether the queue has room for it.
     #[inline]
-    fn add(self: &Arc<Self>, entry: Entry, ext: Option<u64>, effects: &mut Effects) -> bool {
+    fn add(self: &Arc<Self>, entry: Entry, ext: Option<u64>, effects: &mut Effects) -> (u64, bool) {
         let mut producer = self.ring.producer();
+        let at = producer.pushed();
         let pushed = self.ring.push(&mut producer, entry, ext);
         match pushed {
             Ok(false) => {}
@@ -213,7 +218,7 @@ impl Cq {
             }
             Err(_) => self.refuse(producer, effects),
         }
-        pushed.is_ok()
+        (at, pushed.is_ok())
     }
 
     // Fails the queue with the first completion that is lost. From then on the queue takes no completion, even if it has
@@ -247,25 +252,10 @@ impl Cq {
         // fence.
         fence(Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users.lock());
-        for qp in users.iter().filter_map(|(_, user)| user.upgrade()) {
+        for qp in users.iter().filter_map(Weak::upgrade) {
             qp.fatal(effects);
         }
         self.sink.notify();
-    }
-
-    #[cold]
-    fn free_slots(&self, polled: &[Completion]) {
-        for done in polled.iter().filter(|done| !done.opcode.is_receive()) {
-            let of = |(qpn, qp): &(u32, Weak<dyn QpActions>)| {
-                (*qpn == done.qp_num.value())
-                    .then(|| qp.upgrade())
-                    .flatten()
-            };
-            let qp = self.users.lock().iter().find_map(of);
-            if let Some(qp) = qp {
-                qp.polled();
-            }
-        }
     }
 
     /// Removes the completions that the program will not poll, and releases the lent buffers that they hold.
@@ -301,9 +291,6 @@ impl CqOps for Cq {
         }
         if polled == 0 && self.failed.load(Ordering::Relaxed) {
             return Err(VerbError::CqOverrun);
-        }
-        if self.strict {
-            self.free_slots(&completions[..polled]);
         }
         Ok(polled)
     }

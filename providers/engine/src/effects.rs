@@ -21,9 +21,6 @@ pub trait QpActions: Send + Sync {
 
     /// Puts the queue pair into the error state and reports that by an event, because a queue that it uses has failed.
     fn fatal(self: Arc<Self>, effects: &mut Effects);
-
-    /// Frees slots of the send queue, because the program has polled the oldest unpolled completion of a send request.
-    fn polled(&self);
 }
 
 /// An action that a call into the engine has postponed.

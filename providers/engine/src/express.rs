@@ -100,6 +100,11 @@ struct Lane<'l, 'p, D: Driver> {
 impl<'p, D: Express> Lane<'_, 'p, D> {
     #[inline]
     fn carry(&mut self, request: &WorkRequest<'_>) -> bool {
+        if let Some(slots) = Rare::slots(self.rare)
+            && self.qp.find_room(slots, request.common().flags).is_err()
+        {
+            return false;
+        }
         let carried = match request {
             WorkRequest::Write(write) => self
                 .write(write.data(), &write.remote)
@@ -238,9 +243,14 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
     #[inline]
     fn finish(&mut self, request: &impl Operation, byte_len: u32) {
         let common = request.common();
-        if self.qp.is_signaled(common.flags) {
-            self.qp
-                .push_plain(common.wr_id, request.wc_opcode(), byte_len, self.cx);
+        let at = self.qp.is_signaled(common.flags).then(|| {
+            let opcode = request.wc_opcode();
+            self.qp.push_plain(common.wr_id, opcode, byte_len, self.cx)
+        });
+        if let Some(slots) = Rare::slots(self.rare) {
+            let is_reserved = common.flags.contains(SendFlags::RESERVED);
+            slots.take(is_reserved);
+            slots.complete(is_reserved, at);
         }
     }
 }

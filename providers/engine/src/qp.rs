@@ -22,7 +22,6 @@ use crate::emulation::QpExtensions;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{ReceiveProducer, ReceiveRing, Taken};
-use crate::slots::Slots;
 use crate::srq::Srq;
 use crate::sync::{CacheLine, Line, Mutex};
 
@@ -90,8 +89,6 @@ struct Cold<D: Driver> {
     is_traced: bool,
     cap: QpCap,
     reserved_wr: u32,
-    // Present if slots are not freed as soon as a request has completed.
-    slots: Option<Box<Slots>>,
     me: PoolWeak<Qp<D>>,
     id: ObjectId,
     changing: Mutex<Changing>,
@@ -133,7 +130,7 @@ impl<D: Driver> Qp<D> {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
-            is_watched: is_traced || device.strict_signaling || is_observed,
+            is_watched: is_traced || is_observed,
             carries_srqn,
             qp_type: init.qp_type,
             qpn,
@@ -143,7 +140,10 @@ impl<D: Driver> Qp<D> {
             recv_cq: parts.recv_cq,
             srq: parts.srq,
             extensions,
-            requester: Lock::new(LockClass::Requester, Requester::new()),
+            requester: Lock::new(
+                LockClass::Requester,
+                Requester::new(device.strict_signaling),
+            ),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
                 lock: Lock::new(LockClass::Responder, Responder::new(device, pd)),
@@ -155,7 +155,6 @@ impl<D: Driver> Qp<D> {
                 is_traced,
                 cap,
                 reserved_wr: init.reserved_wr,
-                slots: device.strict_signaling.then(Box::default),
                 me,
                 id: init.id,
                 changing: Mutex::new(Changing {
@@ -166,9 +165,9 @@ impl<D: Driver> Qp<D> {
                 events: parts.events,
             }),
         });
-        qp.send_cq.attach(qpn, qp.actions());
+        qp.send_cq.attach(qp.actions());
         if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
-            qp.recv_cq.attach(qpn, qp.actions());
+            qp.recv_cq.attach(qp.actions());
         }
         qp
     }

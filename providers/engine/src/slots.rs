@@ -3,8 +3,6 @@
 
 use std::collections::VecDeque;
 
-use crate::sync::Mutex;
-
 /// Numbers of slots of a send queue, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
@@ -23,49 +21,45 @@ impl Held {
 }
 
 /// The slots of one send queue that requests hold.
-#[derive(Default)]
-pub(crate) struct Slots(Mutex<State>);
-
-#[derive(Default)]
-struct State {
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
     held: Held,
     // Slots of requests that completed after the newest completion that the program can poll.
     completed: Held,
-    // The slots that each unpolled completion frees, oldest first.
-    unpolled: VecDeque<Held>,
+    // The completions that the program had not polled when this was last compared with the completion queue, oldest first: the
+    // position of each in that queue, and the slots that its poll frees.
+    unpolled: VecDeque<(u64, Held)>,
 }
 
 impl Slots {
+    /// The slots that were held when completions were last [freed](Self::free).
     pub(crate) fn held(&self) -> Held {
-        self.0.lock().held
+        self.held
     }
 
-    /// Notes that a posted request holds a slot, and whether that slot is a reserved one.
-    pub(crate) fn take(&self, is_reserved: bool) {
-        self.0.lock().held.add(is_reserved);
-    }
-
-    /// Notes that the oldest request has completed; `is_told` says whether it has a completion to poll.
-    pub(crate) fn complete(&self, is_reserved: bool, is_told: bool) {
-        let mut state = self.0.lock();
-        state.completed.add(is_reserved);
-        if is_told {
-            let freed = std::mem::take(&mut state.completed);
-            state.unpolled.push_back(freed);
+    /// Frees the slots of completions that the program has polled: those whose position in the completion queue is below
+    /// `polled`.
+    pub(crate) fn free(&mut self, polled: u64) {
+        let count = self.unpolled.partition_point(|(at, _)| *at < polled);
+        for (_, freed) in self.unpolled.drain(..count) {
+            self.held.ordinary -= freed.ordinary;
+            self.held.reserved -= freed.reserved;
         }
     }
 
-    /// Frees the slots that the oldest unpolled completion frees, because the program has polled it.
-    pub(crate) fn polled(&self) {
-        let mut state = self.0.lock();
-        let freed = state.unpolled.pop_front().unwrap_or_default();
-        state.held.ordinary = state.held.ordinary.saturating_sub(freed.ordinary);
-        state.held.reserved = state.held.reserved.saturating_sub(freed.reserved);
+    /// Notes that a posted request holds a slot, and whether that slot is a reserved one.
+    pub(crate) fn take(&mut self, is_reserved: bool) {
+        self.held.add(is_reserved);
     }
 
-    /// Frees all slots, because the queue was reset and is empty.
-    pub(crate) fn reset(&self) {
-        *self.0.lock() = State::default();
+    /// Notes that the oldest request has completed, and the position of its completion in the completion queue; `None` if
+    /// there is none to poll.
+    pub(crate) fn complete(&mut self, is_reserved: bool, at: Option<u64>) {
+        self.completed.add(is_reserved);
+        if let Some(at) = at {
+            let freed = std::mem::take(&mut self.completed);
+            self.unpolled.push_back((at, freed));
+        }
     }
 }
 
@@ -75,22 +69,23 @@ mod tests {
 
     #[test]
     fn a_polled_completion_frees_what_completed_before_it() {
-        let slots = Slots::default();
+        let mut slots = Slots::default();
         (0..3).for_each(|_| slots.take(false));
         slots.take(true);
-        slots.complete(false, false);
-        slots.complete(false, true);
-        slots.complete(false, false);
+        slots.complete(false, None);
+        slots.complete(false, Some(7));
+        slots.complete(false, None);
         let all = Held {
             ordinary: 3,
             reserved: 1,
         };
-        assert_eq!(slots.held(), all, "no completion was polled");
-        slots.polled();
+        slots.free(7);
+        assert_eq!(slots.held(), all, "the completion was not polled");
+        slots.free(8);
         let left = Held { ordinary: 1, ..all };
         assert_eq!(slots.held(), left);
-        slots.complete(true, true);
-        slots.polled();
+        slots.complete(true, Some(9));
+        slots.free(10);
         assert_eq!(slots.held(), Held::default());
     }
 }

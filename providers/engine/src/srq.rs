@@ -244,7 +244,6 @@ mod tests {
         fn flush(self: Arc<Self>, _: &mut Effects) {}
         fn resume(self: Arc<Self>, _: &mut Effects) {}
         fn fatal(self: Arc<Self>, _: &mut Effects) {}
-        fn polled(&self) {}
     }
 
     fn weak(qp: &Arc<Waits>) -> Weak<dyn QpActions> {

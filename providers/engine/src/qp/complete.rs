@@ -27,12 +27,18 @@ impl<D: Driver> Qp<D> {
         self.sq_sig_all || flags.contains(SendFlags::SIGNALED)
     }
 
-    /// Adds the completion of a successful request that retires no buffers.
+    /// Adds the completion of a successful request that retires no buffers, and returns its position in the completion queue.
     #[inline]
-    pub fn push_plain(&self, wr_id: u64, opcode: WcOpcode, byte_len: u32, cx: &mut Cx<'_, D>) {
+    pub(crate) fn push_plain(
+        &self,
+        wr_id: u64,
+        opcode: WcOpcode,
+        byte_len: u32,
+        cx: &mut Cx<'_, D>,
+    ) -> u64 {
         let plain = Plain::new(self.qpn, opcode, false);
         self.send_cq
-            .push_plain(wr_id, plain, byte_len, &mut cx.effects);
+            .push_plain(wr_id, plain, byte_len, &mut cx.effects)
     }
 
     /// Completes a request that is in no queue: adds its completion if it has one, and handles a failure.
@@ -52,7 +58,7 @@ impl<D: Driver> Qp<D> {
             requester.count(&request.op);
             requester.first_half_failed = false;
             if !self.is_signaled(request.flags) {
-                self.free_slot(request, false);
+                requester.free_slot(request.flags, None);
                 requester.retire(request.loan);
                 return;
             }
@@ -82,7 +88,7 @@ impl<D: Driver> Qp<D> {
         }
         let second_half = request.flags.contains(SendFlags::SECOND_HALF);
         if second_half && flushed && std::mem::take(&mut requester.first_half_failed) {
-            self.free_slot(request, false);
+            requester.free_slot(request.flags, None);
             requester.retire(request.loan);
         } else {
             requester.first_half_failed = request.flags.contains(SendFlags::FIRST_HALF);
@@ -120,8 +126,8 @@ impl<D: Driver> Qp<D> {
             vendor_err,
             ..Done::default()
         };
-        self.free_slot(request, true);
-        self.send_cq.push(&done, &mut cx.effects);
+        let at = self.send_cq.push(&done, &mut cx.effects);
+        requester.free_slot(request.flags, Some(at));
     }
 
     /// Completes the oldest request of the queue.
@@ -164,15 +170,6 @@ impl<D: Driver> Qp<D> {
     pub(super) fn flush_later(&self, effects: &mut Effects) {
         if let Some(me) = self.shared() {
             effects.flush(me.into_owner());
-        }
-    }
-
-    #[inline]
-    fn free_slot(&self, request: &Request<'_>, is_told: bool) {
-        if self.is_watched
-            && let Some(slots) = &self.cold.slots
-        {
-            slots.complete(request.flags.contains(SendFlags::RESERVED), is_told);
         }
     }
 

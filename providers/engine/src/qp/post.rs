@@ -13,7 +13,7 @@ use crate::device::driver::{Driver, Executed};
 use crate::pin::pin;
 use crate::request::Request;
 use crate::rules;
-use crate::slots::Held;
+use crate::slots::{Held, Slots};
 use crate::sync::prefetch;
 
 impl<D: Driver> Qp<D> {
@@ -35,7 +35,7 @@ impl<D: Driver> Qp<D> {
                 pin.look_ahead(&peer.responder);
             }
             let result = match is_whole {
-                true => self.check_whole(&requester, requests),
+                true => self.check_whole(&mut requester, requests),
                 false => Ok(()),
             };
             let result = result.and_then(|()| self.post_locked(&mut requester, requests, &mut cx));
@@ -60,7 +60,7 @@ impl<D: Driver> Qp<D> {
     #[cold]
     fn check_whole(
         &self,
-        requester: &Requester<D>,
+        requester: &mut Requester<D>,
         requests: &[WorkRequest<'_>],
     ) -> Result<(), (usize, PostReason)> {
         if self.is_closed() {
@@ -73,10 +73,13 @@ impl<D: Driver> Qp<D> {
                 return Err((0, PostReason::InvalidState(state)));
             }
         }
-        let mut held = self.held(requester);
+        if let Some(slots) = requester.slots() {
+            slots.free(self.send_cq.polled());
+        }
+        let mut held = requester.held();
         for (index, request) in requests.iter().map(Request::of).enumerate() {
             let checked = (self.device.driver().check_post(self, &request))
-                .and_then(|()| self.check_room(held, &request));
+                .and_then(|()| self.check_room(held, request.flags));
             checked.map_err(|reason| (index, reason))?;
             let is_reserved = request.flags.contains(SendFlags::RESERVED);
             held.add(is_reserved);
@@ -138,7 +141,7 @@ impl<D: Driver> Qp<D> {
             }
             QpState::Sqe | QpState::Err => {
                 self.flush_requester(requester, cx);
-                if let Some(slots) = &self.cold.slots {
+                if let Some(slots) = requester.slots() {
                     slots.take(request.flags.contains(SendFlags::RESERVED));
                 }
                 self.complete(requester, request, flushed(), 0, cx);
@@ -184,49 +187,41 @@ impl<D: Driver> Qp<D> {
     #[inline]
     pub(super) fn take_room(
         &self,
-        requester: &Requester<D>,
+        requester: &mut Requester<D>,
         request: &Request<'_>,
     ) -> Result<(), PostReason> {
-        let needed = slots_needed(request);
-        let for_ordinary = self.cold.cap.max_send_wr - self.cold.reserved_wr;
-        let is_strict = self.is_watched && self.cold.slots.is_some();
-        if !is_strict && requester.queue.len() as u32 + needed <= for_ordinary {
+        if let Some(slots) = requester.slots() {
+            self.find_room(slots, request.flags)?;
+            slots.take(request.flags.contains(SendFlags::RESERVED));
             return Ok(());
         }
-        self.take_scarce_room(requester, request)
+        let needed = slots_needed(request.flags);
+        let for_ordinary = self.cold.cap.max_send_wr - self.cold.reserved_wr;
+        match requester.queue.len() as u32 + needed <= for_ordinary {
+            true => Ok(()),
+            // A request that has a reserved slot may find one.
+            false => self.check_room(requester.held(), request.flags),
+        }
     }
 
-    // A request that holds reserved slots takes none of the others.
-    #[cold]
-    fn take_scarce_room(
-        &self,
-        requester: &Requester<D>,
-        request: &Request<'_>,
-    ) -> Result<(), PostReason> {
-        self.check_room(self.held(requester), request)?;
-        if let Some(slots) = &self.cold.slots {
-            slots.take(request.flags.contains(SendFlags::RESERVED));
-        }
-        Ok(())
-    }
-
-    // Returns how many slots of the queue are taken.
-    fn held(&self, requester: &Requester<D>) -> Held {
-        match &self.cold.slots {
-            Some(slots) => slots.held(),
-            None => requester.held(),
-        }
+    /// Checks that there is a slot for one more request with these flags. If there seems to be none, first frees the slots of
+    /// completions that the program has polled.
+    pub(crate) fn find_room(&self, slots: &mut Slots, flags: SendFlags) -> Result<(), PostReason> {
+        self.check_room(slots.held(), flags).or_else(|_| {
+            slots.free(self.send_cq.polled());
+            self.check_room(slots.held(), flags)
+        })
     }
 
     // Checks that there is a slot for one more request.
-    fn check_room(&self, held: Held, request: &Request<'_>) -> Result<(), PostReason> {
+    fn check_room(&self, held: Held, flags: SendFlags) -> Result<(), PostReason> {
         let Held { ordinary, reserved } = held;
-        let needed = slots_needed(request);
+        let needed = slots_needed(flags);
         let max = self.cold.cap.max_send_wr;
         if ordinary + reserved + needed > max {
             return Err(PostReason::QueueFull { max });
         }
-        let is_reserved = request.flags.contains(SendFlags::RESERVED);
+        let is_reserved = flags.contains(SendFlags::RESERVED);
         let max = max - self.cold.reserved_wr;
         if !is_reserved && ordinary + needed > max {
             return Err(PostReason::QueueFull { max });
@@ -251,6 +246,6 @@ impl<D: Driver> PostOps for Qp<D> {
 
 // Returns how many slots must be free for a request: its own, and that of a second half that is posted next.
 #[inline]
-fn slots_needed(request: &Request<'_>) -> u32 {
-    1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF))
+fn slots_needed(flags: SendFlags) -> u32 {
+    1 + u32::from(flags.contains(SendFlags::FIRST_HALF))
 }

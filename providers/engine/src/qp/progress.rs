@@ -94,12 +94,6 @@ impl<D: Driver> QpActions for Pooled<Qp<D>> {
         std::mem::swap(&mut cx.effects, effects);
     }
 
-    fn polled(&self) {
-        if let Some(slots) = &self.cold.slots {
-            slots.polled();
-        }
-    }
-
     fn fatal(self: Arc<Self>, effects: &mut Effects) {
         if !matches!(self.state(), QpState::Reset | QpState::Err) {
             self.enter_error(false);

@@ -11,7 +11,7 @@ use super::QpRef;
 use crate::device::driver::Driver;
 use crate::loans;
 use crate::request::{Op, QueuedRequest, Request, SendExtra};
-use crate::slots::Held;
+use crate::slots::{Held, Slots};
 use crate::time::Time;
 
 /// The sending half, under its lock. The fields that each plain request writes are on the first cache line, with the lock;
@@ -35,13 +35,18 @@ pub struct Requester<D: Driver> {
 }
 
 impl<D: Driver> Requester<D> {
-    pub(super) fn new() -> Self {
+    /// If `is_strict`, a request holds its slot until the program has polled a completion.
+    pub(super) fn new(is_strict: bool) -> Self {
+        let rare = is_strict.then(|| Rare {
+            slots: Some(Slots::default()),
+            ..Rare::default()
+        });
         Self {
             driver: D::Requester::default(),
             direct: None,
             queue: SendQueue::default(),
             counters: SendCounters::default(),
-            rare: None,
+            rare: rare.map(Box::new),
             loans: Loan::NONE,
             first_half_failed: false,
             draining: false,
@@ -70,12 +75,30 @@ impl<D: Driver> Requester<D> {
     }
 
     // Returns how many slots of the queue are taken.
-    pub(super) fn held(&self) -> Held {
+    pub(super) fn held(&mut self) -> Held {
+        if let Some(slots) = self.slots() {
+            return slots.held();
+        }
         let mut held = Held::default();
         for wqe in self.queue.iter() {
             held.add(wqe.kept.flags.contains(SendFlags::RESERVED));
         }
         held
+    }
+
+    // The slots that requests hold; `None` if a request frees its slot when it completes.
+    #[inline]
+    pub(super) fn slots(&mut self) -> Option<&mut Slots> {
+        Rare::slots(&mut self.rare)
+    }
+
+    // Notes that the oldest request has completed, and the position of its completion, whose poll frees its slot; `None` if it
+    // has no completion.
+    #[inline]
+    pub(super) fn free_slot(&mut self, flags: SendFlags, at: Option<u64>) {
+        if let Some(slots) = self.slots() {
+            slots.complete(flags.contains(SendFlags::RESERVED), at);
+        }
     }
 
     pub(super) fn push(&mut self, request: &Request<'_>) {
@@ -133,8 +156,17 @@ pub struct Rare {
     pub counters: QpCounters,
     /// The `vendor_err` of the next request that fails: the system's error number for the cause.
     pub vendor_err: u32,
+    /// The slots that requests hold until the program has polled; `None` if a request frees its slot when it completes.
+    slots: Option<Slots>,
     pub(super) timer: Option<Time>,
     pub(super) windows: Vec<u32>,
+}
+
+impl Rare {
+    #[inline]
+    pub(crate) fn slots(of: &mut Option<Box<Self>>) -> Option<&mut Slots> {
+        of.as_mut()?.slots.as_mut()
+    }
 }
 
 /// Counters of the most frequent operations of a requester.

@@ -14,6 +14,7 @@ use crate::device::driver::{Change, Driver};
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::log_event;
+use crate::slots::Slots;
 
 /// A bit next to the state of a queue pair that takes no requests, because its handle is being destroyed or its device is
 /// gone. The state itself stays, for requests of the peer.
@@ -211,8 +212,8 @@ impl<D: Driver> Qp<D> {
         requester.direct = None;
         requester.first_half_failed = false;
         requester.draining = false;
-        if let Some(slots) = &self.cold.slots {
-            slots.reset();
+        if let Some(slots) = requester.slots() {
+            *slots = Slots::default();
         }
         requester.driver = D::Requester::default();
         self.drop_receives(responder);
