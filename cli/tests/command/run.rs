@@ -1,7 +1,7 @@
 //! `polyverbs run` and `polyverbs install`, with empty libraries: tests/peers runs programs over the real ones.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -123,18 +123,30 @@ fn a_program_has_the_same_exit_status_as_without_run() {
 #[test]
 fn unwritable_folders_give_way_to_shared_memory() {
     let installed = Installed::new();
-    let runs_in = |temporary: &Path| {
+    let runs_in = |running: &Path| {
         let mut command = installed.command();
-        command.env("XDG_RUNTIME_DIR", "/proc");
-        command.env("TMPDIR", temporary);
+        command.env("XDG_RUNTIME_DIR", running);
+        command.env("TMPDIR", installed.folder.path(""));
         let run = command.args(["run", "printenv", "POLYVERBS_ROOT"]);
-        run.output().unwrap()
+        String::from_utf8(run.output().unwrap().stdout).unwrap()
     };
     let own = installed.folder.path("");
-    let told = String::from_utf8(runs_in(&own).stdout).unwrap();
+    let told = runs_in(&own);
     assert!(Path::new(told.trim_end()).starts_with(own), "{told}");
-    let told = String::from_utf8(runs_in(Path::new("/proc")).stdout).unwrap();
+    // The folder for temporary files may be on a disk.
+    let told = runs_in(Path::new("/proc"));
     assert!(told.starts_with("/dev/shm/"), "{told}");
+}
+
+#[test]
+fn the_folder_of_a_program_ends_with_it() {
+    let installed = Installed::new();
+    let redirect = "libpolyverbs_redirect.so";
+    let own = installed.folder.path("lib/polyverbs").join(redirect);
+    fs::remove_file(&own).unwrap();
+    symlink(test_kit::libraries::built().with_file_name(redirect), own).unwrap();
+    installed.text(&["env", "true"]);
+    assert!(installed.left().is_empty());
 }
 
 #[test]

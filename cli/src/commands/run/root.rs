@@ -19,12 +19,16 @@ const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Makes the folder that stands for `/sys` and `/dev`, with the files of these devices, and returns its path.
 pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
-    let set = ["XDG_RUNTIME_DIR", "TMPDIR"].map(env::var_os);
-    let set = set.into_iter().flatten().map(PathBuf::from);
-    // Folders and links occupy nothing in shared memory. A process that has changed its user may not write to the first user's
-    // folder, and a container may be read-only except for its shared memory.
-    let others = [SHARED_MEMORY, "/tmp"].map(PathBuf::from);
-    make_in_first(set.chain(others), configuration)
+    let named = |variable| env::var_os(variable).map(PathBuf::from);
+    // The first two are in memory, where folders and links occupy nothing: a machine with many interfaces has thousands of them. A
+    // process that has changed its user may not write to the first user's folder, and a container may have no shared memory.
+    let folders = [
+        named("XDG_RUNTIME_DIR"),
+        Some(SHARED_MEMORY.into()),
+        named("TMPDIR"),
+        Some("/tmp".into()),
+    ];
+    make_in_first(folders.into_iter().flatten(), configuration)
 }
 
 fn make_in_first(
@@ -53,7 +57,8 @@ fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<P
         .canonicalize()
         .and_then(|within| tempfile::Builder::new().prefix(&name).tempdir_in(within));
     let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
-    let filled = fill(root.path(), configuration);
+    // When the program first looks, it may have changed its user and be unable to write here.
+    let filled = fill(root.path(), configuration, interfaces());
     filled.with_context(|| format!("cannot fill {}", root.path().display()))?;
     Ok(root.keep())
 }
@@ -86,8 +91,15 @@ fn sweep(within: &Path, namespace: &str) {
     }
 }
 
-fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
-    let mut view = View::default();
+fn fill(
+    root: &Path,
+    configuration: &Configuration,
+    interfaces: Vec<(String, IpAddr)>,
+) -> io::Result<()> {
+    let mut view = View {
+        contents: HashMap::new(),
+        interfaces,
+    };
     // The program may change its user.
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
     let (verbs, dev) = (
@@ -119,15 +131,6 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
 struct View {
     contents: HashMap<String, PathBuf>,
     interfaces: Vec<(String, IpAddr)>,
-}
-
-impl Default for View {
-    fn default() -> Self {
-        Self {
-            contents: HashMap::new(),
-            interfaces: interfaces(),
-        }
-    }
 }
 
 impl View {
@@ -224,6 +227,7 @@ fn by_fours(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::os::unix::fs::MetadataExt as _;
 
     use super::*;
@@ -261,14 +265,51 @@ mod tests {
         assert_ne!(make(), make());
     }
 
+    /// The files below a folder, each once: their numbers and texts.
+    fn texts(folder: &Path) -> HashMap<u64, String> {
+        let mut found = HashMap::new();
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.metadata().unwrap() {
+                about if about.is_dir() => found.extend(texts(&path)),
+                about if about.is_file() => {
+                    found.insert(about.ino(), fs::read_to_string(path).unwrap());
+                }
+                // The null device.
+                _ => {}
+            }
+        }
+        found
+    }
+
+    // A file takes a page of memory, or a block of a disk.
     #[test]
-    fn files_of_one_content_are_one_file() {
+    fn an_interface_adds_eight_files_and_no_text_is_stored_twice() {
         let within = tempfile::tempdir().unwrap();
-        let root = make_within(within.path(), &Configuration::standard()).unwrap();
-        let file = |device: &str| {
-            let folder = root.join("sys/class/infiniband").join(device);
-            fs::metadata(folder.join("fw_ver")).unwrap().ino()
+        let made = |interfaces: u8| {
+            let mut configuration = Configuration::default();
+            let addresses = (1..=interfaces).map(|last| IpAddr::from([192, 0, 2, last]));
+            let interfaces: Vec<_> = addresses
+                .map(|at| (format!("interface-{at}"), at))
+                .collect();
+            for (_, address) in &interfaces {
+                for transport in [TransportName::Roce, TransportName::Iwarp] {
+                    let device = Device {
+                        transport,
+                        address: *address,
+                        ..Device::default()
+                    };
+                    configuration.add(device).unwrap();
+                }
+            }
+            let root = tempfile::tempdir_in(&within).unwrap();
+            fill(root.path(), &configuration, interfaces).unwrap();
+            texts(root.path())
         };
-        assert_eq!(file("ib0"), file("iw0"));
+        let forty = made(40);
+        // The names of both devices, their GUIDs, their three GIDs, and the name of the interface.
+        assert_eq!(forty.len(), made(1).len() + 39 * 8);
+        let distinct: HashSet<_> = forty.values().collect();
+        assert_eq!(distinct.len(), forty.len());
     }
 }
