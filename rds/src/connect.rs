@@ -118,7 +118,7 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
     let connector = &strong.connector;
     let asked = connector.request(&qp, to, options(&data));
     drop(strong);
-    match complete(asked, &data).await {
+    match complete(&node, made, asked, &data).await {
         Ok((connection, told)) => {
             connected(&node, made, &qp, connection, &told);
             if let (Process::Leader, Some(node)) = (whom, node.upgrade()) {
@@ -145,13 +145,21 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
     }
 }
 
+/// Waits for the reply to a connection request, and completes the connection unless the protocol no longer wants it.
 async fn complete(
+    node: &Weak<Node>,
+    (path, attempt): Made,
     asked: Started<Accepted, ConnectError>,
     data: &ConnectData,
 ) -> Result<(Connection, ConnectData), ConnectError> {
     let accepted = asked.await?;
     let told = ConnectData::parse(accepted.private_data(), data.source.is_ipv6());
-    let Some(told) = told.filter(|told| told.version <= data.version) else {
+    let is_wanted = |told: &ConnectData| {
+        let handle =
+            |node: Arc<Node>| node.with(|state| state.host.handle_reply(path, attempt, told));
+        told.version <= data.version && node.upgrade().is_some_and(handle)
+    };
+    let Some(told) = told.filter(is_wanted) else {
         accepted.reject(&REFUSED)?;
         return Err(ConnectError::NotConnected);
     };

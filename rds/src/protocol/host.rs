@@ -293,7 +293,7 @@ struct Peer<F, O> {
 }
 
 /// What the host remembers of an accepted connection request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     /// The peer's address and, in the leader, the other process of its address that reaches the peer through it; together
     /// they select the path.
@@ -1581,6 +1581,30 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             credit,
             incarnation: self.incarnation,
         }
+    }
+
+    /// Handles the peer's reply to the connection request of this attempt ([`attempt`](Self::attempt)). Returns whether this
+    /// side has to complete the connection. It must not if the path has another connection by now: the peer would replace that
+    /// one by this one, and an acknowledgement on its way would be lost. If it has to, connections that the same process has
+    /// requested and not completed are withdrawn, because that process replaces them.
+    pub fn handle_reply(&mut self, path: PathId, attempt: u32, told: &ConnectData) -> bool {
+        if self.attempt(path) != Some(attempt) {
+            return false;
+        }
+        let peer = &self.peers[path.index()];
+        let replaced = Asked {
+            key: (peer.address, peer.member),
+            incarnation: told.incarnation,
+        };
+        let actions = &mut self.actions;
+        self.arrivals.retain(|arrival, asked| {
+            let is_replaced = *asked == replaced;
+            if is_replaced {
+                actions.push_back(Action::Withdraw(*arrival));
+            }
+            !is_replaced
+        });
+        true
     }
 
     /// Handles a connection that is established: the path sends its queued messages over it. `told` is the private data of

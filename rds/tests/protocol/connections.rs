@@ -280,6 +280,54 @@ fn a_restarted_peer_is_accepted_during_an_attempt() {
 
 // covers 8.46
 #[test]
+fn an_attempt_is_not_completed_after_its_path_got_another_connection() {
+    let mut host = host();
+    let connect = |host: &mut TestHost, incarnation| {
+        let asked = ConnectData {
+            incarnation,
+            ..proposal(Version::V4_1, 3)
+        };
+        match host.handle_request(Some(asked.source), false, &asked) {
+            Answer::Accept { arrival, .. } => host.handle_accepted(arrival, &asked),
+            Answer::Refuse => panic!("the request of a restarted peer was refused"),
+        }
+    };
+    let path = connect(&mut host, 1).unwrap();
+    host.handle_lost(path);
+    host.handle_gone(Duration::ZERO, path);
+    let attempt = host.attempt(path).expect("the host connects again");
+    let told = ConnectData {
+        incarnation: 2,
+        ..proposal(Version::V4_1, 3)
+    };
+    assert!(host.handle_reply(path, attempt, &told));
+    assert_eq!(connect(&mut host, 2), None, "the attempt ends first");
+    assert!(!host.handle_reply(path, attempt, &told));
+    host.handle_gone(Duration::ZERO, path);
+    assert!(!host.handle_reply(path, attempt, &told));
+}
+
+// covers 8.46
+#[test]
+fn one_of_two_crossing_connections_stays() {
+    for_each_seed("crossing", 1000, |seed| {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        net.delay = Duration::from_micros(1 + seed % 300);
+        let to = net.bind(1, 200);
+        net.connect_hosts(0, 1);
+        let before = net.established();
+        net.end_process(0);
+        net.restart(0);
+        let from = net.bind(0, 100);
+        net.send(0, from, at(1, 200), b"after").unwrap();
+        net.settle();
+        assert_eq!(net.receive_all(1, to).len(), 1);
+        assert_eq!(net.established() - before, 1);
+    });
+}
+
+// covers 8.46
+#[test]
 fn many_simultaneous_hosts_have_one_connection_per_pair() {
     for_each_seed("many hosts", 30, |seed| {
         let mut net = Net::new(6, HostLimits::default(), seed);

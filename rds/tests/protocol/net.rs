@@ -138,6 +138,7 @@ struct Connection {
     used: [u32; 2],
     /// The number of fragments that still pass before the connection ends.
     left: Option<u32>,
+    attempt: u32,
     to: Process,
     asked: ConnectData,
 }
@@ -435,6 +436,12 @@ impl Net {
         })
     }
 
+    /// How many connections both hosts have known to be established.
+    pub(crate) fn established(&self) -> usize {
+        let is_known = |connection: &&Connection| connection.established == [true; 2];
+        self.connections.iter().filter(is_known).count()
+    }
+
     /// Ends the connection between two hosts; fragments on their way are lost.
     pub(crate) fn cut(&mut self, one: usize, other: usize) {
         if let Some(connection) = self.common(one, other) {
@@ -619,6 +626,7 @@ impl Net {
             return host.handle_lost(path);
         }
         self.asked.push(data);
+        let attempt = self.sides[number].host.attempt(path);
         let connection = self.connections.len();
         let receives = self.limits.first_receives;
         let left = self
@@ -632,6 +640,7 @@ impl Net {
             receives: [receives; 2],
             used: [0; 2],
             left,
+            attempt: attempt.expect("an attempt is in progress"),
             to,
             asked: data,
         });
@@ -790,6 +799,9 @@ impl Net {
             host.handle_refused(path);
             return self.failed(connection);
         };
+        if !host.handle_reply(path, self.connections[connection].attempt, &told) {
+            return self.pump(number);
+        }
         host.handle_connected(path, &told);
         self.connections[connection].established[0] = true;
         self.send_to_end(connection, 1, Packet::Established);
