@@ -188,6 +188,21 @@ fn silent_clients_give_way_to_those_that_send() {
 }
 
 #[test]
+fn requests_that_are_not_completed_take_no_place() {
+    for device in DEVICES {
+        let mut server = Server::new(device, "127.0.24.165:0", &["--max-connections", "1"]);
+        let (client, to) = (
+            Client::new(device, "127.0.24.166"),
+            address(&server.address),
+        );
+        let asked = [(); 3].map(|()| client.ask(to).unwrap());
+        // This client does not ask again if it is refused.
+        arrives(&mut server, device, 5000, &["--timeout", "0"]);
+        drop(asked);
+    }
+}
+
+#[test]
 fn a_client_that_names_a_file_and_is_silent_gives_way() {
     for device in DEVICES {
         let mut server = Server::new(device, "127.0.24.22:0", &["--max-connections", "1"]);
