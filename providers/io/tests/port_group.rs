@@ -20,8 +20,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::time::Time;
 use polyverbs_io::sockets::{FlowSockets, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 use polyverbs_io::{
-    Admission, Arrival, GroupOptions, HandError, IoHandler, JoinError, Lease, QpnRange, Reactor,
-    Service, Source,
+    Admission, Arrival, GroupOptions, HandError, IoHandler, JoinError, Lease, Presence, QpnRange,
+    Reactor, Service, Source, Witness,
 };
 use rustix::cmsg_space;
 use rustix::net::{
@@ -819,4 +819,22 @@ fn refusing_a_stranger_costs_less_than_half_of_its_time() {
     assert!(took < worked / 2, "{took:?} of {worked:?}");
     assert_eq!(prober.ask(Probe::of_service(STRANGERS)), 1);
     all_answer(&prober, std::slice::from_ref(&member));
+}
+
+// If the process kept connections of strangers, these would fill its backlog or take the place of the first witness.
+#[test]
+#[ignore = "needs root: tests/foreign runs it"]
+fn a_stranger_who_fills_a_presence_holds_up_no_witness() {
+    let name = format!("polyverbs-test/{}/presence", std::process::id());
+    let presence = Presence::named(&name).unwrap();
+    let first = Witness::of(&name).unwrap();
+    let stranger = Stranger::start(std::slice::from_ref(&name), "50000");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| first.wait());
+        stranger.heard();
+        let second = until_some(|| Witness::of(&name).ok());
+        assert!(!waits.is_finished());
+        drop(presence);
+        second.wait();
+    });
 }
