@@ -1527,10 +1527,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 
     /// Handles a connection that its peer has completed after the host accepted the request. Returns the path that has the
-    /// connection from now on. Returns `None` if the request was withdrawn, or if the path has an older connection: that is
-    /// ended first, then [`Action::Adopt`] follows.
+    /// connection from now on. Returns `None` if the request was withdrawn, if other peers have taken the last place since, or
+    /// if the path has an older connection: that is ended first, then [`Action::Adopt`] follows.
     pub fn handle_accepted(&mut self, arrival: ArrivalId, told: &ConnectData) -> Option<PathId> {
         let (peer, member) = self.arrivals.remove(&arrival)?.key;
+        if self.role == Role::Leader && member.is_none() && !self.has_place(peer) {
+            self.actions.push_back(Action::Withdraw(arrival));
+            return None;
+        }
         let path = self.path_to(peer, member);
         if let PathState::Down { .. } = self.path(path).state {
             self.path_mut(path).state = PathState::Connecting;

@@ -517,6 +517,56 @@ fn a_request_is_refused_while_no_peer_of_1024_is_idle() {
 
 // covers 8.46
 #[test]
+fn requests_accepted_for_the_last_place_share_it() {
+    let mut host = host();
+    for number in 0..1023 {
+        connect_from(&mut host, number).expect("a peer is accepted");
+    }
+    let request = |number| ConnectData {
+        source: peer(number),
+        ..proposal(Version::V4_1, 3)
+    };
+    let arrivals = (1023..1033).map(|number| {
+        let answer = host.handle_request(Some(peer(number)), false, &request(number));
+        let Answer::Accept { arrival, .. } = answer else {
+            panic!("a place is free");
+        };
+        (arrival, request(number))
+    });
+    let arrivals: Vec<_> = arrivals.collect();
+    for (number, (arrival, told)) in arrivals.iter().enumerate() {
+        let path = host.handle_accepted(*arrival, told);
+        assert_eq!(path.is_some(), number == 0, "{number}");
+    }
+    let withdrawn = arrivals[1..]
+        .iter()
+        .map(|(arrival, _)| Action::Withdraw(*arrival));
+    assert!(std::iter::from_fn(|| host.poll_action()).eq(withdrawn));
+    assert_eq!(host.paths().count(), 1024);
+}
+
+// covers 8.46
+#[test]
+fn a_peer_waits_between_attempts_until_a_place_is_free() {
+    let mut net = Net::new(2, HostLimits::default(), 7);
+    let to = net.bind(0, 200);
+    let others = (0..1024).map(|number| connect_from(net.host(0), number));
+    let others: Vec<_> = others.collect();
+    let socket = net.bind(1, 100);
+    net.send(1, socket, at(0, 200), b"waits").unwrap();
+    net.pass(Duration::from_mins(1));
+    let before = net.asked.len();
+    net.pass(Duration::from_mins(1));
+    let attempts = net.asked.len() - before;
+    assert!((60..240).contains(&attempts), "{attempts}");
+    net.host(0).handle_lost(others[0].expect("a path"));
+    net.pump(0);
+    net.settle();
+    assert_eq!(net.receive_all(0, to).len(), 1);
+}
+
+// covers 8.46
+#[test]
 fn forged_requests_keep_a_pair_apart_for_10_s_at_most() {
     for_each_seed("forged requests", 200, |seed| {
         let mut net = Net::new(2, HostLimits::default(), seed);
