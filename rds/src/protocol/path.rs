@@ -26,8 +26,8 @@ const UNSIGNALED: u64 = 16;
 /// The most answers to pings that the peer has not acknowledged yet; further pings are dropped.
 const MOST_PONGS: usize = 256;
 
-/// The shortest and the longest window of the reconnect backoff: an attempt begins after a random part of the window, which
-/// doubles each time.
+/// The window of the reconnect backoff before the second attempt, and the longest window: the first attempt begins at once,
+/// others after a random part of the window, which doubles each time.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
@@ -239,8 +239,11 @@ pub(crate) struct Path<F, O> {
     pub(crate) has_refused: bool,
     is_ack_due: bool,
     reassembly: Option<Reassembly<F>>,
-    /// The window of the reconnect backoff for the next attempt; `None` if the next attempt begins at once.
-    window: Option<Duration>,
+    /// How many connections and attempts to connect have ended since a program's message last arrived or was acknowledged. A
+    /// peer without memory accepts connections and ends each of them when a message arrives.
+    fruitless: u32,
+    /// How many connections and attempts to connect have ended since the peer last sent anything.
+    unanswered: u32,
 }
 
 impl<F: Fragment, O: Operation> Path<F, O> {
@@ -278,7 +281,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             has_refused: false,
             is_ack_due: false,
             reassembly: None,
-            window: None,
+            fruitless: 0,
+            unanswered: 0,
         }
     }
 
@@ -609,6 +613,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             // An operation without a message is over, because the peer has nothing to acknowledge.
             let is_over = is_complete && message.data_requests() == 0;
             if is_over {
+                self.fruitless = 0;
                 freed(events, message);
             }
             !is_over
@@ -638,8 +643,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
-        // The connection works: if it ends now, the next attempt begins at once.
-        self.window = None;
+        self.unanswered = 0;
         self.handle_ack(header.ack);
         if let Some(credits) = &mut self.credits {
             credits.add(header.credit);
@@ -682,6 +686,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             return;
         }
         self.next_receive = header.sequence.saturating_add(1);
+        self.handle_progress(header.destination_port);
         if header.flags.contains(Flags::ACK_REQUIRED) || header.destination_port == NO_PORT {
             self.asked = header.sequence;
         }
@@ -772,8 +777,17 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 return;
             }
             if let Some(message) = self.unacknowledged.pop_front() {
+                self.handle_progress(message.destination_port);
                 self.finish(message, OperationStatus::Success);
             }
+        }
+    }
+
+    /// Ends the reconnect backoff, because a message to this port has arrived or was acknowledged. Messages to port 1 do not
+    /// end it: hosts exchange them on each connection.
+    fn handle_progress(&mut self, destination_port: u16) {
+        if destination_port != PROBE_PORT {
+            self.fruitless = 0;
         }
     }
 
@@ -879,15 +893,16 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Whether the reconnect backoff has reached its longest window.
+    /// Whether so many attempts to connect got no answer that the peer is taken for ended: as many as the backoff needs to
+    /// reach its longest window.
     pub(crate) fn has_been_tried_long(&self) -> bool {
-        self.window == Some(LONGEST_WAIT)
+        window(self.unanswered) == LONGEST_WAIT
     }
 
     /// When to connect again: at once the first time, then after a random part of a window that doubles. Returns `None` if
     /// there is no reason to: the queue is empty, no socket waits for the peer's congestion map (`is_asked`), and the path
-    /// leads to another process of this address (not `is_to_peer`), or the peer was never connected, or the backoff has
-    /// reached its longest window.
+    /// leads to another process of this address (not `is_to_peer`), or the peer was never connected, or too many attempts got
+    /// no answer.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
@@ -895,12 +910,21 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         is_asked: bool,
         is_to_peer: bool,
     ) -> Option<Duration> {
-        let window = self.window.unwrap_or(Duration::ZERO);
-        self.window = Some((window * 2).clamp(SHORTEST_WAIT, LONGEST_WAIT));
-        let may_come_again = is_to_peer && self.has_been_up && window < LONGEST_WAIT;
+        let may_come_again = is_to_peer && self.has_been_up && !self.has_been_tried_long();
+        let window = window(self.fruitless);
+        self.fruitless = self.fruitless.saturating_add(1);
+        self.unanswered = self.unanswered.saturating_add(1);
         let is_wanted = !self.queue.is_empty() || is_asked || may_come_again;
         is_wanted.then(|| now + window.mul_f64(random.random()))
     }
+}
+
+/// The window of the reconnect backoff after this number of attempts that have ended.
+fn window(attempts: u32) -> Duration {
+    attempts.checked_sub(1).map_or(Duration::ZERO, |doublings| {
+        let doubled = SHORTEST_WAIT.saturating_mul(2_u32.saturating_pow(doublings));
+        doubled.min(LONGEST_WAIT)
+    })
 }
 
 impl<F> Reassembly<F> {

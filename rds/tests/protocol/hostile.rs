@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use polyverbs_rds::SocketOptions;
 use polyverbs_rds::protocol::{
     Action, Answer, ArrivalId, HostLimits, Inbound, PathId, PathState, Payload, Process,
     ProtocolError, Role, SocketId, Transmit,
@@ -388,6 +389,50 @@ fn a_flood_to_a_congested_socket_stops_at_the_memory_limit() {
     assert_full(held, kept);
     assert!((kept..300).contains(&most), "{most}");
     others_go_on(&mut net);
+}
+
+/// The honest host sends more messages to port 100 of host 0 than the process that has the port, process `number` of the
+/// network, has memory for. Asserts that the connections that end for lack of memory are few, and that each message arrives
+/// once when a program receives.
+fn messages_wait_for_memory(net: &mut Net, number: usize) {
+    const MESSAGES: u64 = 400;
+    let to = net.bind(number, 100);
+    net.settle();
+    let options = SocketOptions {
+        send_buffer: 4 << 20,
+        ..SocketOptions::default()
+    };
+    let from = net.bind_with(HONEST, 300, options);
+    net.delay = Duration::from_millis(5);
+    let messages = || (0..MESSAGES).map(|name| content(name, FRAGMENT));
+    for message in messages() {
+        net.send(HONEST, from, at(0, 100), &message).unwrap();
+    }
+    net.pass(Duration::from_secs(60));
+    let before = net.asked.len();
+    net.pass(Duration::from_secs(60));
+    let attempts = net.asked.len() - before;
+    assert!((60..240).contains(&attempts), "{attempts}");
+    let mut received = Vec::new();
+    for _ in 0..10 {
+        received.extend(net.receive_all(number, to));
+        net.pass(Duration::from_secs(10));
+    }
+    assert!(received.into_iter().map(|(_, bytes)| bytes).eq(messages()));
+}
+
+// covers 8.33 8.46
+#[test]
+fn a_peer_refused_for_memory_waits_between_attempts() {
+    messages_wait_for_memory(&mut Net::new(2, little_memory(), 24), 0);
+}
+
+// covers 8.20 8.33
+#[test]
+fn a_member_without_memory_is_not_taken_for_ended() {
+    let mut net = Net::new(2, little_memory(), 25);
+    let member = net.add_member(0);
+    messages_wait_for_memory(&mut net, member);
 }
 
 // covers 8.33
