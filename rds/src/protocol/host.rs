@@ -1502,7 +1502,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         };
         Answer::Accept {
             arrival,
-            data: self.connect_data(key, version, credit),
+            data: ConnectData {
+                // If the peer has no memory for messages, it ends the connection when the first one arrives, and has memory
+                // again when it learns which of its own messages have arrived here.
+                ack_sequence: known.map_or(0, |path| self.path(path).acknowledgement(incarnation)),
+                ..self.connect_data(key, version, credit)
+            },
         }
     }
 

@@ -157,6 +157,11 @@ impl<F, O> Message<F, O> {
         }
     }
 
+    /// Whether the message has an operation that is not known to be carried out.
+    pub(crate) fn is_operation_due(&self) -> bool {
+        self.attached.is_some() && !self.is_operation_done
+    }
+
     /// Whether the message is the answer to a ping.
     pub(crate) fn is_pong(&self) -> bool {
         self.source_port == NO_PORT && self.destination_port != PROBE_PORT && self.origin.is_none()

@@ -417,7 +417,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             (Introduction::Done, _) => {}
         }
         while let Some(mut message) = self.queue.pop_front() {
-            let is_operation_due = message.attached.is_some() && !message.is_operation_done;
+            let is_operation_due = message.is_operation_due();
             // It is unknown whether the operation was carried out before the connection ended. It is not repeated.
             if message.is_retransmitted && is_operation_due {
                 self.finish(message, OperationStatus::Dropped);
@@ -846,14 +846,32 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         wait_for
     }
 
-    /// Marks the path as connected and handles `ack`, the acknowledgement in the peer's private data. `credits` is `None`
-    /// if the sides did not agree on flow control.
+    /// Marks the path as connected and handles `ack`, the acknowledgement in the peer's private data, of messages that were
+    /// sent over earlier connections. `credits` is `None` if the sides did not agree on flow control.
     pub(crate) fn connected(&mut self, ack: u64, credits: Option<Credits>) {
         self.state = PathState::Up;
         self.has_been_up = true;
         self.credits = credits;
         self.is_map_due = true;
-        self.handle_ack(ack);
+        let has_arrived = |message: &Message<F, O>| {
+            message.is_retransmitted && message.sequence <= ack && !message.is_operation_due()
+        };
+        while self.queue.front().is_some_and(has_arrived) {
+            if let Some(message) = self.queue.pop_front() {
+                self.handle_progress(message.destination_port);
+                self.finish(message, OperationStatus::Success);
+            }
+        }
+    }
+
+    /// The acknowledgement of the messages that have arrived from the process with this incarnation over earlier connections;
+    /// 0 if none have, or if the process is another one than before.
+    pub(crate) fn acknowledgement(&self, incarnation: u32) -> u64 {
+        let next = self.held.front().copied().unwrap_or(self.next_receive);
+        match incarnation != 0 && incarnation == self.incarnation {
+            true => next.saturating_sub(1),
+            false => 0,
+        }
     }
 
     /// Notes that the driver has posted this many further receives, which flow control advertises.

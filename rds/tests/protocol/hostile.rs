@@ -435,6 +435,52 @@ fn a_member_without_memory_is_not_taken_for_ended() {
     messages_wait_for_memory(&mut net, member);
 }
 
+// covers 8.30 8.33
+#[test]
+fn the_reply_acknowledges_messages_of_earlier_connections() {
+    let mut net = Net::new(2, HostLimits::default(), 26);
+    let (near, far) = (net.bind(0, 100), net.bind(HONEST, 200));
+    net.connect_hosts(HONEST, 0);
+    for name in 0..3 {
+        net.send(HONEST, far, at(0, 100), &content(name, 100))
+            .unwrap();
+    }
+    net.until(|net| net.host(0).counters().recv_queued == 3);
+    let known = net.host(HONEST).incarnation();
+    // A process that has started anew has sent none of these messages.
+    for (incarnation, is_known) in [(known, true), (known ^ 1, false), (0, false)] {
+        let asked = ConnectData {
+            incarnation,
+            ..asking(HONEST, 0)
+        };
+        let Answer::Accept { data, .. } =
+            (net.host(0)).handle_request(Some(asked.source), false, &asked)
+        else {
+            panic!("the host refuses a request of its peer");
+        };
+        assert_eq!(data.ack_sequence > 0, is_known, "{incarnation}");
+    }
+    let path = net.path(HONEST, 0).unwrap();
+    let unacknowledged = |net: &mut Net| {
+        let paths: Vec<_> = net.host(HONEST).paths().collect();
+        paths[0].queued + paths[0].unacknowledged
+    };
+    let before = unacknowledged(&mut net);
+    assert!(before >= 3, "{before}");
+    let last = net.host(HONEST).paths().next().unwrap().next_transmit - 1;
+    let host = net.host(HONEST);
+    host.handle_lost(path);
+    host.handle_gone(Duration::ZERO, path);
+    let told = ConnectData {
+        ack_sequence: last - 1,
+        ..asking(0, 0)
+    };
+    assert_eq!(asked(host), (path, Process::Peer));
+    host.handle_connected(path, &told);
+    assert_eq!(unacknowledged(&mut net), 1);
+    assert_eq!(net.receive_all(0, near).len(), 3);
+}
+
 // covers 8.33
 #[test]
 fn messages_after_a_refused_one_wait_for_a_new_connection() {
