@@ -280,7 +280,7 @@ fn a_restarted_peer_is_accepted_during_an_attempt() {
 
 // covers 8.46
 #[test]
-fn an_attempt_is_not_completed_after_its_path_got_another_connection() {
+fn an_attempt_is_not_completed_over_a_new_connection() {
     let mut host = host();
     let connect = |host: &mut TestHost, incarnation| {
         let asked = ConnectData {
