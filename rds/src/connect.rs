@@ -154,12 +154,12 @@ async fn complete(
 ) -> Result<(Connection, ConnectData), ConnectError> {
     let accepted = asked.await?;
     let told = ConnectData::parse(accepted.private_data(), data.source.is_ipv6());
-    let is_wanted = |told: &ConnectData| {
-        let handle =
-            |node: Arc<Node>| node.with(|state| state.host.handle_reply(path, attempt, told));
-        told.version <= data.version && node.upgrade().is_some_and(handle)
+    let is_wanted = |told: &ConnectData| match node.upgrade() {
+        Some(node) => node.with(|state| state.host.handle_reply(path, attempt, told)),
+        None => false,
     };
-    let Some(told) = told.filter(is_wanted) else {
+    let told = told.filter(|told| told.version <= data.version && is_wanted(told));
+    let Some(told) = told else {
         accepted.reject(&REFUSED)?;
         return Err(ConnectError::NotConnected);
     };

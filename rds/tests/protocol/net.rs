@@ -138,6 +138,7 @@ struct Connection {
     used: [u32; 2],
     /// The number of fragments that still pass before the connection ends.
     left: Option<u32>,
+    /// The attempt of the path whose host requested the connection.
     attempt: u32,
     to: Process,
     asked: ConnectData,
