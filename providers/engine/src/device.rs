@@ -290,8 +290,13 @@ impl<D: Driver> Device<D> {
 
     /// Returns the sum of the counters of all queue pairs that the device has or had.
     pub(crate) fn counters(&self) -> QpCounters {
-        let mut all = *self.retired.lock();
-        for qp in self.qps.all() {
+        // The pin ends after the lock, as pins do.
+        let _pin = pin();
+        let (mut all, live) = {
+            let retired = self.retired.lock();
+            (*retired, self.qps.all())
+        };
+        for qp in live {
             all.add(&qp.counters());
         }
         all
@@ -350,8 +355,17 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
-        if self.qps.remove(qp.qpn) {
-            self.retired.lock().add(&qp.counters());
+        let removed = {
+            // Whoever sums the counters finds this queue pair among the live ones or among the retired ones.
+            let mut retired = self.retired.lock();
+            let removed = self.qps.remove(qp.qpn);
+            if removed.is_some() {
+                retired.add(&qp.counters());
+            }
+            removed
+        };
+        if let Some(removed) = removed {
+            drop(removed);
             self.driver.free_qpn(&self.qpns, qp.qpn);
             self.queue_pairs.give_back();
         }
