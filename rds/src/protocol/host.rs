@@ -1251,6 +1251,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             held: held(&message.fragments),
         };
         self.held += origin.held;
+        let is_short = self.held > self.limits.max_memory / 4;
         let is_own = address == self.address;
         let is_of_peer = !is_own && member.is_none();
         let passed = Extension::Passed {
@@ -1266,7 +1267,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             extension: extensions.find(|extension| extension.cookie().is_some()),
             passed: is_of_peer.then_some(passed),
             // The next process acknowledges each message, because the peer may ask for an acknowledge after all were forwarded.
-            is_ack_required: message.is_ack_required || is_own || is_of_peer,
+            // A peer acknowledges each message of a member while memory is short, because members wait for that memory.
+            is_ack_required: message.is_ack_required || is_own || is_of_peer || is_short,
             ..Message::header_only(message.source_port, message.destination_port)
         }
     }
@@ -1351,7 +1353,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
-        let has_room = self.held <= self.limits.max_memory;
+        let has_room = self.has_room(path);
         let has_refused = self.path(path).has_refused;
         let outcome = match Header::parse(header) {
             // The peer will retransmit this fragment together with the refused one, but its acknowledge counts now.
@@ -1379,6 +1381,15 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.handle_lost(path);
         }
         outcome
+    }
+
+    /// Whether a further message on this path finds memory. Messages of members find none in the last half of `max_memory`,
+    /// so that the messages that the leader forwards to peers leave room for those that it takes from peers. Otherwise the
+    /// leaders of two addresses could be full of messages for each other, and both wait. docs/rds.md says why this suffices.
+    fn has_room(&self, path: PathId) -> bool {
+        let most = self.limits.max_memory;
+        let is_of_member = self.peers[path.index()].member.is_some();
+        self.held <= if is_of_member { most / 2 } else { most }
     }
 
     /// Bytes of memory of the messages that wait in sockets or to be forwarded, to compare with [`HostLimits::max_memory`].
