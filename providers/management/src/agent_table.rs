@@ -103,7 +103,7 @@ pub struct Patience {
     pub retries: u32,
 }
 
-/// For whom a MAD is that has arrived.
+/// The recipient of a MAD that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipient {
     /// It answers a request of this agent, which no longer waits.
@@ -219,8 +219,8 @@ impl<O> AgentTable<O> {
         }
     }
 
-    /// Removes an agent and forgets its requests, whose answers are dropped from now on. Returns its owner; `None` if there is no
-    /// such agent.
+    /// Removes an agent and forgets its requests, whose answers are dropped from now on. Returns its owner; `None` if the
+    /// agent is not registered.
     pub fn unregister(&mut self, id: AgentId) -> Option<O> {
         let agent = self.agents.remove(&id)?;
         for (transaction, it) in &agent.outstanding {

@@ -539,7 +539,7 @@ fn further_segments_reach_only_agents_that_take_segments() {
 
 // covers 8.71
 #[test]
-fn a_request_whose_answer_has_begun_waits_on_and_is_not_sent_again() {
+fn a_request_whose_answer_has_begun_is_not_sent_again() {
     let (mut port, agent) = Port::with_client();
     let mad = port.request(agent, SUBNET_ADMINISTRATION, ID, &lid(5));
     let segment = segment(&mad);
