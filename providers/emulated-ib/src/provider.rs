@@ -55,6 +55,7 @@ impl EmulatedKind for EmulatedIb {
             address,
             windows_2a: self.windows_2a,
             management: None,
+            subnet: None,
         };
         #[cfg(feature = "sockets")]
         if let Some(at) = options.at {

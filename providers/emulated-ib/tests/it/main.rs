@@ -11,6 +11,7 @@ mod requester;
 mod responder;
 mod smoke;
 mod states;
+mod subnet;
 mod support;
 mod truncated;
 mod udp;

@@ -14,13 +14,14 @@ use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{
     VerbError, WcStatus,
-    capability::{DeviceAttributes, Mtu},
+    capability::{DeviceAttributes, Mtu, PhysState},
     ids::LinkAddress,
     wr::{PostReason, WorkRequest},
 };
 
 use crate::device::{Cx, Device};
 use crate::link::Frame;
+use crate::management::ManagementAgents;
 use crate::qp::{Qp, QpRef, Requester, Responder};
 use crate::qpn::QpnPool;
 use crate::request::Request;
@@ -139,6 +140,21 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// as [`Addressing`](crate::emulation::Addressing) describes. If not, the device gains no feature that needs this.
     fn addresses_receives(&self) -> bool {
         false
+    }
+
+    /// Returns the agents that answer the management datagrams which arrive for queue pairs 0 and 1 of the device, whose port
+    /// is then theirs to describe. By default there are none, as on Ethernet: the port is active, and no subnet manager
+    /// configures it.
+    fn management(&self) -> Option<&dyn ManagementAgents> {
+        None
+    }
+
+    /// Brings the link of the port into this state, because a subnet manager or the owner of the device wants it. By default the
+    /// link obeys at once: the port is down while the link is disabled, and active otherwise.
+    ///
+    /// A driver with [agents](Self::management) changes their state of the link, which the port then follows.
+    fn set_link_state(device: &Device<Self>, state: PhysState) {
+        device.follow_link(state);
     }
 
     /// Returns how connection managers on this device reach their peers: by default only within this process. `None` means

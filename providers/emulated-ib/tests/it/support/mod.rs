@@ -9,6 +9,7 @@ use std::time::Duration;
 use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_ib::header::{Aeth, Body, Header, Nak, Syndrome, SyndromeKind};
+use emulated_ib::subnet::SubnetPort;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
@@ -20,7 +21,7 @@ use verbs_api::*;
 use verbs_api::{
     capability::Mtu,
     event::EventType,
-    ids::{LinkAddress, Psn, Qpn},
+    ids::{Guid, LinkAddress, Psn, Qpn},
     wr::{ReceiveRequest, WorkRequest},
 };
 
@@ -203,6 +204,8 @@ pub struct Setup {
     /// The link carries several packets in one frame of at most this many bytes.
     pub joined: Option<usize>,
     pub windows_2a: bool,
+    /// The ports are those of an InfiniBand network, which a subnet manager configures.
+    pub managed: bool,
 }
 
 impl Default for Setup {
@@ -228,6 +231,7 @@ impl Default for Setup {
             polled: false,
             joined: None,
             windows_2a: false,
+            managed: false,
         }
     }
 }
@@ -477,6 +481,11 @@ impl Side {
             address,
             windows_2a: setup.windows_2a,
             management: None,
+            subnet: setup.managed.then(|| {
+                let address = LinkAddress::InProcess(number).ip_or_stand_in();
+                let guid = Guid::software(Transport::InfiniBand, address);
+                Arc::new(SubnetPort::new(&format!("ib{number}"), guid))
+            }),
         };
         let engine = Engine::new(driver, network, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);
