@@ -1,0 +1,3 @@
+//! Tests of the fabric, without any process but that of the test.
+
+mod topology;
