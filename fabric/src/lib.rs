@@ -2,7 +2,11 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`query`] | queries of a program: attributes of nodes, and a walk of the fabric |
+//! | [`subnet`] | nodes, links, and the MADs between them |
 //! | [`topology`] | which nodes and links there are: reading and writing it |
 #![forbid(unsafe_code)]
 
+pub mod query;
+pub mod subnet;
 pub mod topology;
