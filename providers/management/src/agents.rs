@@ -48,6 +48,21 @@ impl Node {
         }
     }
 
+    /// Answers a request that has arrived at this port and that no agent takes, in place, and returns where the answer goes. A MAD other than a Get or a Set has no
+    /// answer (IBTA 13.4.5).
+    pub fn refuse(&self, port: u8, mad: &mut [u8; MAD_LEN]) -> NextHop {
+        let Ok(request) = mad::decode(mad) else {
+            return NextHop::Dropped;
+        };
+        let mut header = MadHeader::of(request.header);
+        if !matches!(header.method, method::GET | method::SET) {
+            return NextHop::Dropped;
+        }
+        answer(&mut header, status::METHOD_AND_ATTRIBUTE);
+        *mad = mad::encode(&header, request.data);
+        route::depart(mad, self.place(), port)
+    }
+
     /// Gives a MAD that has come to its destination to the agent of its class.
     pub fn process(&mut self, port: u8, mad: &mut [u8; MAD_LEN], now: Duration) -> Processed {
         let Ok(request) = mad::decode(mad) else {

@@ -1,5 +1,7 @@
 //! The agents, asked by a subnet manager that is made of MADs.
 
+mod address;
+mod agent_table;
 mod m_key;
 mod pma;
 mod port_info;
