@@ -7,49 +7,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use polyverbs_management::{Abilities, Event, NextHop, Node};
-use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_management::address::{is_admitted, is_subnet_management};
+use polyverbs_management::{Abilities, Address, Event, GlobalRoute, NextHop, Node, Port};
+use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::smp::{
-    DIRECTED_CLASS, Hops, LID_CLASS, NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState,
-    PortState, capability,
+    NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortState, capability,
 };
-use polyverbs_wire::mad::{self, MAD_LEN, MadHeader, method, status};
+use polyverbs_wire::mad::{GSI_QP, MAD_LEN, method};
 
 use crate::topology::{End, NodeKind, NodeSpec, Rate, Speed, Topology};
-
-/// The peer of a MAD: its sender if the MAD has arrived, and the receiver if a program sends it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Address {
-    /// The number of the peer's queue pair.
-    pub qpn: u32,
-    /// The Q_Key.
-    pub q_key: u32,
-    /// The peer's LID.
-    pub lid: u16,
-    /// The service level.
-    pub sl: u8,
-    /// The low bits of the LID of the port that a program uses, if the port has several LIDs.
-    pub path_bits: u8,
-    /// The index of the P_Key.
-    pub p_key_index: u16,
-    /// The global route, if there is one.
-    pub grh: Option<GlobalRoute>,
-}
-
-/// The global route of a MAD.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GlobalRoute {
-    /// The peer's GID.
-    pub gid: [u8; 16],
-    /// The index of the GID of the port that a program uses.
-    pub gid_index: u8,
-    /// The hop limit.
-    pub hop_limit: u8,
-    /// The traffic class.
-    pub traffic_class: u8,
-    /// The flow label: 20 bits.
-    pub flow_label: u32,
-}
 
 /// A MAD that has arrived for the programs of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +36,7 @@ struct Packet {
     destination: u16,
     sl: u8,
     source_qp: u32,
+    destination_qp: u32,
     q_key: u32,
     grh: Option<GlobalRoute>,
     /// How many links the packet may still cross.
@@ -78,7 +45,7 @@ struct Packet {
 
 impl Packet {
     fn is_smp(&self) -> bool {
-        is_smp(&self.mad)
+        is_subnet_management(self.mad[1])
     }
 
     /// The packet with the answer that has replaced the MAD.
@@ -91,7 +58,8 @@ impl Packet {
         Self {
             source: path,
             destination: self.source,
-            source_qp: if self.is_smp() { 0 } else { 1 },
+            source_qp: self.destination_qp,
+            destination_qp: self.source_qp,
             budget: MOST_LINKS,
             ..self
         }
@@ -181,40 +149,21 @@ impl Subnet {
         };
         let next = station.node.send(at.port, &mut mad, now);
         self.settle(at.node);
-        let packet = Packet {
-            mad,
-            source: self.own_lid(at) | u16::from(to.path_bits),
-            destination: to.lid,
-            sl: to.sl,
-            source_qp: if is_smp(&mad) { 0 } else { 1 },
-            q_key: to.q_key,
-            grh: to.grh.map(|route| GlobalRoute {
-                gid: self.gid(at, route.gid_index),
-                ..route
-            }),
-            budget: MOST_LINKS,
-        };
+        let packet = self.packet(at, mad, to);
         self.follow(at, packet, next);
         self.run(now);
     }
 
     /// Answers a request that no program takes, as agents answer attributes that they do not know.
     pub fn refuse(&mut self, arrival: &Arrival, now: Duration) {
-        let mut mad = arrival.mad;
-        let Ok(decoded) = mad::decode(&mad) else {
+        let Some(station) = self.stations.get_mut(arrival.at.node) else {
             return;
         };
-        let mut header = MadHeader::of(decoded.header);
-        if !matches!(header.method, method::GET | method::SET) {
-            return;
-        }
-        header.method = method::GET | method::RESPONSE;
-        header.status = status::METHOD_AND_ATTRIBUTE;
-        if header.management_class == DIRECTED_CLASS {
-            header.status |= Hops::RETURNING;
-        }
-        mad = mad::encode(&header, decoded.data);
-        self.send(arrival.at, mad, &arrival.from, now);
+        let mut mad = arrival.mad;
+        let next = station.node.refuse(arrival.at.port, &mut mad);
+        let packet = self.packet(arrival.at, mad, &arrival.from);
+        self.follow(arrival.at, packet, next);
+        self.run(now);
     }
 
     /// Returns the next MAD for the programs of a port; `None` if there is none.
@@ -227,6 +176,28 @@ impl Subnet {
         self.events.pop_front()
     }
 
+    /// The packet of a MAD that leaves a port for this address.
+    fn packet(&self, at: End, mad: [u8; MAD_LEN], to: &Address) -> Packet {
+        Packet {
+            mad,
+            source: self.own_lid(at) | u16::from(to.path_bits),
+            destination: to.lid,
+            sl: to.sl,
+            source_qp: if is_subnet_management(mad[1]) {
+                0
+            } else {
+                GSI_QP
+            },
+            destination_qp: to.qpn,
+            q_key: to.q_key,
+            grh: to.global.map(|route| GlobalRoute {
+                gid: self.gid(at, route.gid_index),
+                ..route
+            }),
+            budget: MOST_LINKS,
+        }
+    }
+
     fn run(&mut self, now: Duration) {
         while let Some((at, packet)) = self.moving.pop_front() {
             self.arrive(at, packet, now);
@@ -236,6 +207,9 @@ impl Subnet {
     fn arrive(&mut self, at: End, mut packet: Packet, now: Duration) {
         let is_own = self.is_own_lid(at, packet.destination);
         if packet.destination != PERMISSIVE_LID && !is_own {
+            return;
+        }
+        if !is_admitted(&packet.mad, packet.destination_qp, packet.q_key) {
             return;
         }
         let Some(station) = self.stations.get_mut(at.node) else {
@@ -294,8 +268,8 @@ impl Subnet {
             lid: packet.source,
             sl: packet.sl,
             path_bits: (packet.destination ^ own) as u8 & 0x7f,
-            p_key_index: 0,
-            grh: packet.grh,
+            pkey_index: 0,
+            global: packet.grh,
         };
         let from = if packet.destination == PERMISSIVE_LID {
             Address {
@@ -408,11 +382,11 @@ impl Subnet {
             .get(usize::from(at.port))?
     }
 
-    fn port(&self, at: End) -> Option<&polyverbs_management::Port> {
+    fn port(&self, at: End) -> Option<&Port> {
         self.stations.get(at.node)?.node.port(at.port)
     }
 
-    fn port_mut(&mut self, at: End) -> Option<&mut polyverbs_management::Port> {
+    fn port_mut(&mut self, at: End) -> Option<&mut Port> {
         self.stations.get_mut(at.node)?.node.port_mut(at.port)
     }
 
@@ -507,10 +481,6 @@ fn codes(rate: Rate) -> (u8, u8, u8) {
         _ => 7,
     };
     (width, speeds, extended)
-}
-
-fn is_smp(mad: &[u8; MAD_LEN]) -> bool {
-    matches!(mad[1], LID_CLASS | DIRECTED_CLASS)
 }
 
 fn is_response(mad: &[u8; MAD_LEN]) -> bool {

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use polyverbs_fabric::query::{Exchange, QueryError};
-use polyverbs_fabric::subnet::{Address, Subnet};
+use polyverbs_fabric::subnet::Subnet;
 use polyverbs_fabric::topology::End;
+use polyverbs_management::Address;
 use polyverbs_wire::mad::MAD_LEN;
 
 pub(crate) const BACK_TO_BACK: &str = "Ca 1 \"A\"\n[1] \"B\"[1]\n\nCa 1 \"B\"\n[1] \"A\"[1]\n";
