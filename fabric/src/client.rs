@@ -104,11 +104,11 @@ pub fn send(connection: BorrowedFd<'_>, sent: &Outgoing) -> io::Result<()> {
     }
 }
 
-/// Describes the next MAD, which stays to be received.
+/// Returns the front of the next MAD and its beginning. The MAD stays to be received.
 ///
 /// # Errors
 /// There is none yet ([`WouldBlock`](io::ErrorKind::WouldBlock)), or the process has gone.
-pub fn peek(connection: BorrowedFd<'_>) -> io::Result<Front> {
+pub fn peek(connection: BorrowedFd<'_>) -> io::Result<(Front, Vec<u8>)> {
     sockets::peek(connection)
 }
 

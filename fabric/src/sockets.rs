@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::time::Duration;
 
+use polyverbs_wire::mad::MAD_LEN;
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, fcntl_get_seals, memfd_create};
@@ -177,7 +178,9 @@ pub(crate) fn send_mad(
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
     )?);
     file.write_all(data)?;
-    send(socket, &[IoSlice::new(&front)], Some(file.as_fd()), flags)
+    // The beginning comes with the front, for a receiver that has no room for the whole.
+    let parts = [IoSlice::new(&front), IoSlice::new(&data[..MAD_LEN])];
+    send(socket, &parts, Some(file.as_fd()), flags)
 }
 
 /// Returns the MAD of a message, which may be in a file; `None` if the message has none.
@@ -241,13 +244,14 @@ pub(crate) fn wait(socket: BorrowedFd<'_>, time: Duration) -> io::Result<()> {
 const PATIENCE: Duration = Duration::from_secs(10);
 const BACKLOG: i32 = 128;
 
-/// Returns the front of the next message, which stays to be received.
-pub(crate) fn peek(socket: BorrowedFd<'_>) -> io::Result<Front> {
-    let mut bytes = [0; FRONT];
+/// Returns the front of the next message, and the beginning of its MAD, which stays to be received.
+pub(crate) fn peek(socket: BorrowedFd<'_>) -> io::Result<(Front, Vec<u8>)> {
+    let mut bytes = [0; FRONT + MAD_LEN];
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-    if recv(socket, &mut bytes, flags)?.1 == 0 {
+    let length = recv(socket, &mut bytes, flags)?.0;
+    if length == 0 {
         return Err(Errno::NODEV.into());
     }
-    let (front, _) = Front::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
-    Ok(front)
+    let (front, first) = Front::decode(&bytes[..length]).ok_or(io::ErrorKind::InvalidData)?;
+    Ok((front, first.to_vec()))
 }
