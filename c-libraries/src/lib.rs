@@ -1,7 +1,7 @@
-//! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44, each with its version.
+//! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` in one file: every symbol of rdma-core 44, each with its version.
 //!
-//! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs` and
-//! `polyverbs-librdmacm`. A symbol that is not implemented fails as unsupported. `symbols.rs` is the table of all functions. A
+//! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs`,
+//! `polyverbs-librdmacm` and `polyverbs-libibumad`. A symbol that is not implemented fails as unsupported. `symbols.rs` is the table of all functions. A
 //! test compares the symbols with the stored list.
 // Versioned symbols can only be defined in assembly.
 #![allow(unsafe_code)]
@@ -78,10 +78,13 @@ macro_rules! c_library {
 /// Interposes a function of the C library at run time. The version is not the default one, so that the linker does not
 /// choose it for programs that are linked with this library.
 macro_rules! interpose {
-    ($name:literal => $module:ident::$function:ident) => {
-        interpose! { $name, c_library!() => $module::$function }
+    ($name:literal => $module:ident::$function:ident $(in $library:ident)?) => {
+        interpose! { $name, c_library!() => $module::$function $(in $library)? }
     };
     ($name:literal, $version:expr => $module:ident::$function:ident) => {
+        interpose! { $name, $version => $module::$function in polyverbs_libibverbs }
+    };
+    ($name:literal, $version:expr => $module:ident::$function:ident in $library:ident) => {
         core::arch::global_asm!(
             ".text",
             ".p2align 4",
@@ -91,7 +94,7 @@ macro_rules! interpose {
             concat!(branch!(), " {function}"),
             concat!(".size polyverbs.", $name, ".", $version, ", . - polyverbs.", $name, ".", $version),
             concat!(".symver polyverbs.", $name, ".", $version, ", ", $name, "@", $version, ", remove"),
-            function = sym polyverbs_libibverbs::$module::$function,
+            function = sym $library::$module::$function,
         );
     };
 }
@@ -138,6 +141,8 @@ interpose! { "sigprocmask" => signals::sigprocmask }
 interpose! { "pthread_sigmask" => signals::pthread_sigmask }
 #[cfg(target_arch = "x86_64")]
 interpose! { "pthread_sigmask", "GLIBC_2.32" => signals::pthread_sigmask }
+// Called by the library that `polyverbs run` preloads, in place of opening a file.
+interpose! { "polyverbs_open_issm" => devices::open_issm in polyverbs_libibumad }
 // Called by the library that `polyverbs run` preloads, because a sanitizer's functions come before those of this library.
 #[cfg(target_arch = "x86_64")]
 interpose! { "polyverbs_sigaction" => signals::sigaction }

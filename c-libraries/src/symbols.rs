@@ -1,6 +1,7 @@
 //! The exported symbols: one entry for each function, with its arguments and result as the trace shows them, and for each
 //! version the function that implements it, if any.
 
+use polyverbs_libibumad as libibumad;
 use polyverbs_libibverbs as libibverbs;
 use polyverbs_libibverbs::trace::{Answer, Function};
 use polyverbs_librdmacm as librdmacm;
@@ -189,4 +190,54 @@ functions! {
     rsocket ("domain:i type:i protocol:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::socket;
     rwrite ("socket:i buf count:z") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::write;
     rwritev ("socket:i iov iovcnt:i") Size: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::writev;
+}
+
+// libibumad.so.3
+functions! {
+    umad_addr_dump ("addr") Nothing: "@@" "IBUMAD_1.0" => libibumad::addresses::addr_dump;
+    umad_attribute_str ("mgmt_class:x attr_id:x") Text: "@@" "IBUMAD_1.0" => libibumad::names::attribute_str;
+    umad_class_str ("mgmt_class:x") Text: "@@" "IBUMAD_1.0" => libibumad::names::class_str;
+    umad_close_port ("portid:i") Count: "@@" "IBUMAD_1.0" => libibumad::devices::close_port;
+    umad_common_mad_status_str ("status:x") Text: "@@" "IBUMAD_1.0" => libibumad::names::common_mad_status_str;
+    umad_debug ("level:i") Plain: "@@" "IBUMAD_1.0" => libibumad::devices::debug;
+    umad_done ("") Plain: "@@" "IBUMAD_1.0" => libibumad::devices::succeed;
+    umad_dump ("umad") Nothing: "@@" "IBUMAD_1.0" => libibumad::addresses::dump;
+    umad_free_ca_device_list ("head") Nothing: "@@" "IBUMAD_1.1" => libibumad::devices::free_ca_device_list;
+    umad_get_ca ("ca_name:s ca") Count: "@@" "IBUMAD_1.0" => libibumad::devices::get_ca;
+    umad_get_ca_device_list ("") Pointer: "@@" "IBUMAD_1.1" => libibumad::devices::get_ca_device_list;
+    umad_get_ca_portguids ("ca_name:s portguids max:i") Count: "@@" "IBUMAD_1.0" => libibumad::devices::get_ca_portguids;
+    umad_get_cas_names ("cas max:i") Count: "@@" "IBUMAD_1.0" => libibumad::devices::get_cas_names;
+    umad_get_fd ("portid:i") Plain: "@@" "IBUMAD_1.0" => libibumad::mads::get_fd;
+    umad_get_issm_path ("ca_name:s portnum:i path max:i") Count: "@@" "IBUMAD_1.0" => libibumad::devices::get_issm_path;
+    umad_get_mad ("umad") Pointer: "@@" "IBUMAD_1.0" => libibumad::addresses::get_mad;
+    umad_get_mad_addr ("umad") Pointer: "@@" "IBUMAD_1.0" => libibumad::addresses::get_mad_addr;
+    umad_get_pkey ("umad") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::get_pkey;
+    umad_get_port ("ca_name:s portnum:i port") Count: "@@" "IBUMAD_1.0" => libibumad::devices::get_port;
+    umad_get_smi_gsi_pair_by_ca_name ("ca_name:s portnum:i pair enforce_smi:i") Count:
+        "@@" "IBUMAD_1.4" => libibumad::devices::get_smi_gsi_pair_by_ca_name;
+    umad_get_smi_gsi_pairs ("pairs max:z") Count: "@@" "IBUMAD_1.4" => libibumad::devices::get_smi_gsi_pairs;
+    umad_init ("") Plain: "@@" "IBUMAD_1.0" => libibumad::devices::succeed;
+    umad_method_str ("mgmt_class:x method:x") Text: "@@" "IBUMAD_1.0" => libibumad::names::method_str;
+    umad_open_port ("ca_name:s portnum:i") Count: "@@" "IBUMAD_1.0" => libibumad::devices::open_port;
+    umad_open_smi_port ("ca_name:s portnum:i") Count: "@@" "IBUMAD_1.3" => libibumad::devices::open_port;
+    umad_poll ("portid:i timeout_ms:i") Count: "@@" "IBUMAD_1.0" => libibumad::mads::poll;
+    umad_recv ("portid:i umad length:I timeout_ms:i") Count: "@@" "IBUMAD_1.0" => libibumad::mads::recv;
+    umad_register ("portid:i mgmt_class:x mgmt_version:i rmpp_version:i method_mask") Count:
+        "@@" "IBUMAD_1.0" => libibumad::mads::register;
+    umad_register2 ("portid:i attr agent_id:I") Number: "@@" "IBUMAD_1.0" => libibumad::mads::register2;
+    umad_register_oui ("portid:i mgmt_class:x rmpp_version:i oui method_mask") Count:
+        "@@" "IBUMAD_1.0" => libibumad::mads::register_oui;
+    umad_release_ca ("ca") Count: "@@" "IBUMAD_1.0" => libibumad::devices::release_ca;
+    umad_release_port ("port") Count: "@@" "IBUMAD_1.0" => libibumad::devices::release_port;
+    umad_sa_mad_status_str ("status:x") Text: "@@" "IBUMAD_1.0" => libibumad::names::sa_mad_status_str;
+    umad_send ("portid:i agentid:i umad length:i timeout_ms:i retries:i") Count:
+        "@@" "IBUMAD_1.0" => libibumad::mads::send;
+    umad_set_addr ("umad dlid:i dqp:i sl:i qkey:x") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::set_addr;
+    umad_set_addr_net ("umad dlid:i dqp:i sl:i qkey:x") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::set_addr_net;
+    umad_set_grh ("umad mad_addr") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::set_grh;
+    umad_set_pkey ("umad pkey_index:i") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::set_pkey;
+    umad_size ("") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::size;
+    umad_sort_ca_device_list ("head size:z") Number: "@@" "IBUMAD_1.2" => libibumad::devices::sort_ca_device_list;
+    umad_status ("umad") Plain: "@@" "IBUMAD_1.0" => libibumad::addresses::status;
+    umad_unregister ("portid:i agentid:i") MinusOne: "@@" "IBUMAD_1.0" => libibumad::mads::unregister;
 }

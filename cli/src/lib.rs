@@ -32,8 +32,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{
-    capture, completions, copy, devices, dissect, install, matrix, perf, ping, plan, put, rds, run,
-    serve, tour,
+    capture, completions, copy, devices, dissect, fabric, install, matrix, perf, ping, plan, put,
+    rds, run, serve, tour,
 };
 use output::AlreadyReported;
 
@@ -69,6 +69,7 @@ enum Command {
     Copy(copy::Arguments),
     Devices(devices::Arguments),
     Dissect(dissect::Arguments),
+    Fabric(fabric::Arguments),
     Install(install::Arguments),
     Matrix(matrix::Arguments),
     Perf(perf::Arguments),
@@ -141,6 +142,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Copy(arguments)) => copy::run(&arguments),
         Some(Command::Devices(arguments)) => devices::run(&arguments),
         Some(Command::Dissect(arguments)) => dissect::run(&arguments),
+        Some(Command::Fabric(arguments)) => fabric::run(&arguments),
         Some(Command::Install(arguments)) => install::run(&arguments),
         Some(Command::Matrix(arguments)) => matrix::run(&arguments),
         Some(Command::Perf(arguments)) => perf::run(&arguments),

@@ -13,9 +13,10 @@ use anyhow::Context as _;
 use crate::installed::Content;
 use crate::output::complain;
 
-/// The name by which programs load libibverbs; librdmacm is a link to the same file.
+/// The name by which programs load libibverbs; librdmacm and libibumad are links to the same file.
 pub(crate) const VERBS: &str = "libibverbs.so.1";
 pub(crate) const CM: &str = "librdmacm.so.1";
+pub(crate) const MAD: &str = "libibumad.so.3";
 /// The library that redirects paths below `/sys` and `/dev` to the folder of a program.
 pub(crate) const REDIRECT: &str = "libpolyverbs_redirect.so";
 /// The library for `AF_RDS` sockets, which the redirecting library loads from its own folder.
@@ -26,9 +27,9 @@ const BUILT: &str = "libpolyverbs_c_libraries.so";
 
 /// The files of the C libraries of this command.
 pub(crate) struct Libraries {
-    /// The one file that is both libibverbs and librdmacm.
+    /// The one file that is libibverbs, librdmacm and libibumad.
     pub(crate) verbs: PathBuf,
-    /// The folder that contains both under the names that programs load; `None` if the libraries are not installed.
+    /// The folder that contains them under the names that programs load; `None` if the libraries are not installed.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) redirect: PathBuf,
     pub(crate) rds: PathBuf,
@@ -90,16 +91,17 @@ impl Libraries {
     }
 
     /// Returns the files that an installation of these libraries in a folder consists of.
-    pub(crate) fn installed_in(self, lib: &Path) -> [(PathBuf, Content); 4] {
+    pub(crate) fn installed_in(self, lib: &Path) -> [(PathBuf, Content); 5] {
         [
             (lib.join(VERBS), Content::File(self.verbs)),
             (lib.join(CM), Content::Link(VERBS)),
+            (lib.join(MAD), Content::Link(VERBS)),
             (lib.join(REDIRECT), Content::File(self.redirect)),
             (lib.join(RDS), Content::File(self.rds)),
         ]
     }
 
-    /// Returns what to set for the dynamic linker: a folder that contains both libraries under their names, and the file to
+    /// Returns what to set for the dynamic linker: a folder that contains the libraries under their names, and the file to
     /// preload. The folder is the libraries' own, or `within`, where links are made.
     pub(crate) fn named(&self, within: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
         let own = self.folder.as_ref().filter(|folder| is_one(folder));
@@ -119,6 +121,7 @@ impl Libraries {
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         link(&self.verbs, VERBS)?;
         link(Path::new(VERBS), CM)?;
+        link(Path::new(VERBS), MAD)?;
         if is_one(&self.redirect) {
             return Ok((folder, self.redirect.clone()));
         }

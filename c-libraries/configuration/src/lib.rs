@@ -44,10 +44,29 @@ pub struct Configuration {
     /// The file in the pcap format to which packets are captured; `None` for no capture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcap: Option<PathBuf>,
+    /// The adapter of an emulated fabric by which programs exchange management datagrams; `None` for the first adapter of the
+    /// user's own fabric, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Attachment>,
     /// The devices, in the order in which programs list them.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
 }
+
+/// The adapter that a program has in an emulated fabric.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Attachment {
+    /// The socket of the process that holds the fabric; `None` for the user's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
+    /// The name of the adapter's node in the topology; empty for the first one.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub node: String,
+}
+
+/// The name by which programs find their adapter in an emulated fabric.
+pub const ADAPTER: &str = "fabric0";
 
 /// The configuration as parsed from TOML: with the positions of values for error messages, and `None` for values that are
 /// not set.
@@ -58,6 +77,7 @@ struct Text {
     pcap: Option<PathBuf>,
     fault: Option<Spanned<Parsed<FaultSpec>>>,
     link_layer: Option<Spanned<LinkLayer>>,
+    fabric: Option<Attachment>,
     device: Option<Vec<Spanned<Device>>>,
 }
 
@@ -112,6 +132,7 @@ impl Configuration {
         let mut configuration = Self {
             trace: read.trace,
             pcap: read.pcap,
+            fabric: read.fabric,
             devices: Vec::new(),
         };
         match read.device {

@@ -213,8 +213,8 @@ pub(crate) unsafe fn redirect(
     resolve(folder, bytes, room).unwrap_or(path)
 }
 
-// Defines interposed functions with a path argument. After `@path` the path is relative to the current directory, after
-// `@at` to that of a descriptor. Functions that C declares with `...` take the mode in the same register.
+// Defines interposed functions with a path argument. After `@path` and `@issm` the path is relative to the current directory, after
+// `@at` to that of a descriptor; `@issm` may open a connection to the fabric instead. Functions that C declares with `...` take the mode in the same register.
 macro_rules! functions {
     ($(fn $name:ident($($before:ident: $first:ty,)* @$kind:ident $(, $after:ident: $last:ty)*) -> $answer:ty;)*) => {$(
         function! { $kind $name($($before: $first,)*) ($($after: $last),*) -> $answer }
@@ -222,6 +222,22 @@ macro_rules! functions {
 }
 
 macro_rules! function {
+    (issm $name:ident($($before:ident: $first:ty,)*) ($($after:ident: $last:ty),*) -> $answer:ty) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(path: *const c_char $(, $after: $last)*) -> $answer {
+            static NEXT: Next = Next::new(text(concat!(stringify!($name), "\0")));
+            let mut room = Room::new();
+            // SAFETY: the C library's function of this name, which has these arguments.
+            unsafe {
+                if let Some(opened) = open_issm(path) {
+                    return opened;
+                }
+                let path = redirect(libc::AT_FDCWD, path, &mut room);
+                call!(NEXT.find() => fn(path: *const c_char $(, $after: $last)*) -> $answer)
+            }
+        }
+    };
     (path $name:ident($($before:ident: $first:ty,)*) ($($after:ident: $last:ty),*) -> $answer:ty) => {
         #[doc = concat!("`", stringify!($name), "`.")]
         #[unsafe(no_mangle)]
@@ -254,11 +270,41 @@ macro_rules! function {
     };
 }
 
+/// The number in the name of a file that makes a program the subnet manager of a port: `/dev/infiniband/issm0`.
+///
+/// # Safety
+/// The path is null or a text.
+unsafe fn issm(path: *const c_char) -> Option<c_int> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: as the caller promises.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let number = path.strip_prefix(b"/dev/infiniband/issm")?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// Opens such a file: libibumad, which is loaded if a program knows its name, connects to the fabric.
+///
+/// # Safety
+/// The path is null or a text.
+unsafe fn open_issm(path: *const c_char) -> Option<c_int> {
+    static OPEN: Next = Next::new(c"polyverbs_open_issm");
+    // SAFETY: as the caller promises.
+    let number = unsafe { issm(path) }?;
+    let open = OPEN.find();
+    if open.is_null() {
+        return None;
+    }
+    // SAFETY: the function of libibumad, which has this argument.
+    Some(unsafe { call!(open => fn(number: c_int) -> c_int) })
+}
+
 functions! {
-    fn open(@path, flags: c_int, mode: c_uint) -> c_int;
-    fn open64(@path, flags: c_int, mode: c_uint) -> c_int;
-    fn __open_2(@path, flags: c_int) -> c_int;
-    fn __open64_2(@path, flags: c_int) -> c_int;
+    fn open(@issm, flags: c_int, mode: c_uint) -> c_int;
+    fn open64(@issm, flags: c_int, mode: c_uint) -> c_int;
+    fn __open_2(@issm, flags: c_int) -> c_int;
+    fn __open64_2(@issm, flags: c_int) -> c_int;
     fn openat(@at, flags: c_int, mode: c_uint) -> c_int;
     fn openat64(@at, flags: c_int, mode: c_uint) -> c_int;
     fn __openat_2(@at, flags: c_int) -> c_int;

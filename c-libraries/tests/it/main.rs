@@ -8,4 +8,5 @@ mod looks;
 mod moments;
 mod program;
 mod symbols;
+mod umad;
 mod unopened;

@@ -1,5 +1,5 @@
-//! The symbols of the library, each with its version, are those of Debian's two libraries, and those that the provider
-//! libraries import with which perftest of Debian 13 is linked.
+//! The symbols of the library, each with its version, are those of Debian's three libraries, and those that later
+//! programs import: the provider libraries with which perftest of Debian 13 is linked, and infiniband-diags.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ fn exported(library: &[u8]) -> BTreeSet<String> {
     exported.collect()
 }
 
-/// The symbols of both libraries, one a line.
+/// The symbols of libibverbs and librdmacm, one a line.
 pub(crate) fn every_symbol() -> String {
     [
         include_str!("../../symbols/libibverbs.txt"),
@@ -47,9 +47,10 @@ pub(crate) fn every_symbol() -> String {
 #[test]
 fn every_symbol_has_the_version_that_programs_ask_for() {
     let exported = exported(&std::fs::read(test_kit::libraries::built()).unwrap());
-    let mut wanted: BTreeSet<String> = every_symbol().lines().map(str::to_owned).collect();
-    assert_eq!(wanted.len(), 249);
-    // Functions that replace the C library's in programs that are linked already, and two for the library that
+    let every = every_symbol() + include_str!("../../symbols/libibumad.txt");
+    let mut wanted: BTreeSet<String> = every.lines().map(str::to_owned).collect();
+    assert_eq!(wanted.len(), 291);
+    // Functions that replace the C library's in programs that are linked already, and three for the library that
     // `polyverbs run` preloads.
     let interposed = [
         "close",
@@ -59,6 +60,7 @@ fn every_symbol_has_the_version_that_programs_ask_for() {
         "mmap64",
         "mremap",
         "munmap",
+        "polyverbs_open_issm",
         "polyverbs_sigaction",
         "polyverbs_signal",
         "pthread_sigmask",

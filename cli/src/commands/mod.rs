@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod copy;
 pub(crate) mod devices;
 pub(crate) mod dissect;
+pub(crate) mod fabric;
 pub(crate) mod install;
 pub(crate) mod matrix;
 pub(crate) mod network;

@@ -51,6 +51,11 @@ impl Node {
         }
     }
 
+    /// Returns what the node is. The GUID and the number of a port are 0.
+    pub fn identity(&self) -> &NodeInfo {
+        &self.identity
+    }
+
     /// Returns the port with this number; `None` if there is none.
     pub fn port(&self, number: u8) -> Option<&Port> {
         self.ports.get(usize::from(number).checked_sub(1)?)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use polyverbs_wire::layout::Octets;
-use polyverbs_wire::mad::smp::{MAX_UNICAST_LID, PhysicalState, PortInfo, PortState};
+use polyverbs_wire::mad::smp::{MAX_UNICAST_LID, PhysicalState, PortInfo, PortState, capability};
 use polyverbs_wire::mad::{method, status};
 
 use crate::counters::{Counters, Totals};
@@ -130,6 +130,14 @@ impl Port {
     /// Returns the GUIDs of the port; the first is its own.
     pub fn guids(&self) -> &[u64] {
         &self.guids
+    }
+
+    /// Says whether the port has a subnet manager, which is a bit of its capability mask.
+    pub fn set_sm(&mut self, is_sm: bool) {
+        self.info.capability_mask &= !capability::IS_SM;
+        if is_sm {
+            self.info.capability_mask |= capability::IS_SM;
+        }
     }
 
     /// Brings the link up, with the best width and speed that both ends have enabled. Does nothing if the port has a link or is

@@ -54,6 +54,7 @@ Examples:
   polyverbs run --device iw0 -- rping -s
   polyverbs run --device name=mlx5_0,max_qp=100 -- ibv_devinfo
   polyverbs run --fault drop=1%,delay=1ms --pcap PACKETS -- ib_write_bw
+  polyverbs run --node B -- ibstat
   polyverbs run --trace=CALLS -- ibv_devices")]
 pub(crate) struct Arguments {
     /// File that describes the devices
@@ -75,6 +76,12 @@ pub(crate) struct Arguments {
     /// Write the packets of the devices. The content of FILE is replaced when the program has been found
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// Socket of the emulated fabric for management datagrams, as of `polyverbs fabric --socket`
+    #[arg(long, value_name = "SOCKET")]
+    fabric: Option<String>,
+    /// Name of the program's own node in the topology of that fabric; the first adapter unless set
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
     /// Print the devices that the program would find, as a file for --config, and run nothing
     #[arg(long)]
     show: bool,
@@ -195,6 +202,13 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
     }
     if let Some(fault) = arguments.fault {
         configuration.set_fault(fault).context("--fault")?;
+    }
+    if arguments.fabric.is_some() || arguments.node.is_some() {
+        let attachment = configuration.fabric.get_or_insert_default();
+        attachment.socket = arguments.fabric.clone().or(attachment.socket.take());
+        if let Some(node) = &arguments.node {
+            attachment.node.clone_from(node);
+        }
     }
     if let Some(file) = &arguments.trace {
         configuration.trace = Some(file.clone());

@@ -1,0 +1,25 @@
+//! An emulated InfiniBand fabric: the adapters and switches of a topology, and the links between their ports.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`client`] | a program's end of a connection to the process that holds a fabric |
+//! | [`process`] | that process: one thread that waits for messages of programs |
+//! | [`protocol`] | the messages between both |
+//! | [`members`] | programs that are attached to ports, and their agents |
+//! | [`query`] | queries of a program: attributes of nodes, and a walk of the fabric |
+//! | [`subnet`] | nodes, links, and the MADs between them |
+//! | [`topology`] | which nodes and links there are: reading and writing it |
+//!
+//! Below [`process`] there is no socket, clock or thread, so that a test decides what time it is.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod members;
+pub mod process;
+pub mod protocol;
+pub mod query;
+mod sockets;
+pub mod subnet;
+pub mod topology;
+
+pub use sockets::FabricName;

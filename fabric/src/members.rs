@@ -1,0 +1,346 @@
+//! Members: the programs that are attached to ports, and the agents that they have registered.
+//!
+//! A [`Fabric`] is a subnet with its members. It has no socket, clock or thread: the caller passes in what members ask for, with
+//! the time, and takes out what they get. It calls [`Fabric::expire`] at the time that [`Fabric::next_deadline`] names.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use polyverbs_management::agent_table::{
+    Limits, Patience, RegisterError, Registration as Table, SendError, Timeout,
+};
+use polyverbs_management::{Address, AgentId, AgentTable, Recipient};
+use polyverbs_wire::mad::{MAD_LEN, MadHeader};
+use serde::{Deserialize, Serialize};
+
+use crate::subnet::{Arrival, Subnet};
+use crate::topology::{End, NodeKind, Topology};
+
+/// The number of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(u64);
+
+/// Which requests of others an agent of a member takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registration {
+    /// The management class.
+    pub class: u8,
+    /// The version of the class.
+    pub class_version: u8,
+    /// The vendor of the class, if the class has one.
+    pub oui: [u8; 3],
+    /// The methods, as a set of bits.
+    pub methods: u128,
+    /// Whether the fabric makes segments of the agent's long messages, and messages of segments, instead of the program.
+    pub is_segmented_here: bool,
+}
+
+/// A MAD, or a message of several segments, that a member sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// The number of the agent.
+    pub agent: u32,
+    /// How many milliseconds an answer is waited for; 0 if none is.
+    pub timeout_ms: u32,
+    /// How often a request is repeated.
+    pub retries: u32,
+    /// The receiver.
+    pub to: Address,
+    /// The bytes.
+    pub data: Vec<u8>,
+}
+
+/// A MAD, or a message of several segments, that a member gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// The number of the agent.
+    pub agent: u32,
+    /// 0 if the MAD has arrived. Otherwise the MAD is the header of the agent's own request, which has ended with this error
+    /// number.
+    pub status: u32,
+    /// The sender; of a request that comes back, its receiver.
+    pub from: Address,
+    /// The bytes.
+    pub data: Vec<u8>,
+}
+
+/// The reason why a member does not get what it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The fabric has no such node or port, or the port is not an adapter's.
+    #[error("there is no such port of an adapter")]
+    NoPort,
+    /// The program has not attached itself to a port.
+    #[error("the program is not attached to a port")]
+    NotAttached,
+    /// The member has no such agent.
+    #[error("there is no such agent")]
+    NoAgent,
+    /// The member has as many agents as it may have.
+    #[error("a member has at most {MOST_AGENTS} agents")]
+    TooManyAgents,
+    /// The agent cannot be registered.
+    #[error(transparent)]
+    Registration(#[from] RegisterError),
+    /// The MAD cannot be sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// The data is no MAD.
+    #[error("the data is not a MAD")]
+    NoMad,
+    /// Another member is the subnet manager of the port.
+    #[error("the port has a subnet manager already")]
+    HasSm,
+}
+
+#[derive(Debug)]
+struct Member {
+    at: End,
+    agents: BTreeMap<u32, AgentId>,
+    is_sm: bool,
+}
+
+/// A member and the number that it knows its agent by.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    member: MemberId,
+    agent: u32,
+}
+
+/// A subnet and its members.
+#[derive(Debug)]
+pub struct Fabric {
+    subnet: Subnet,
+    members: BTreeMap<MemberId, Member>,
+    last_member: u64,
+    tables: HashMap<End, AgentTable<Owner>>,
+    deliveries: VecDeque<(MemberId, Delivery)>,
+}
+
+impl Fabric {
+    /// Creates a fabric without members.
+    pub fn new(topology: &Topology) -> Self {
+        Self {
+            subnet: Subnet::new(topology),
+            members: BTreeMap::new(),
+            last_member: 0,
+            tables: HashMap::new(),
+            deliveries: VecDeque::new(),
+        }
+    }
+
+    /// Returns the nodes and links.
+    pub fn subnet(&self) -> &Subnet {
+        &self.subnet
+    }
+
+    /// Cuts or joins the link of a port.
+    pub fn set_link(&mut self, at: End, is_up: bool) {
+        self.subnet.set_link(at, is_up);
+    }
+
+    /// Returns the adapter with this name, or the first one if the name is empty.
+    pub fn adapter(&self, name: &str) -> Option<usize> {
+        let mut nodes = self.subnet.nodes().enumerate();
+        let (index, _) = nodes.find(|(_, (known, kind))| {
+            *kind == NodeKind::Adapter && (name.is_empty() || name == *known)
+        })?;
+        Some(index)
+    }
+
+    /// Attaches a program to a port of an adapter.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub fn attach(&mut self, node: &str, port: u8) -> Result<MemberId, Refusal> {
+        let node = self.adapter(node).ok_or(Refusal::NoPort)?;
+        let has_port = |it: &polyverbs_management::Node| it.port(port).is_some();
+        self.subnet
+            .node(node)
+            .filter(|it| port > 0 && has_port(it))
+            .ok_or(Refusal::NoPort)?;
+        self.last_member += 1;
+        let member = MemberId(self.last_member);
+        let at = End { node, port };
+        self.members.insert(
+            member,
+            Member {
+                at,
+                agents: BTreeMap::new(),
+                is_sm: false,
+            },
+        );
+        Ok(member)
+    }
+
+    /// Detaches a program, with its agents. Without effect if it is not attached.
+    pub fn detach(&mut self, id: MemberId) {
+        let Some(member) = self.members.remove(&id) else {
+            return;
+        };
+        if let Some(table) = self.tables.get_mut(&member.at) {
+            for agent in member.agents.values() {
+                table.unregister(*agent);
+            }
+        }
+        if member.is_sm {
+            self.subnet.set_sm(member.at, false);
+        }
+    }
+
+    /// Registers an agent, and returns its number: the lowest that the member does not use.
+    ///
+    /// # Errors
+    /// The member has too many agents, or another agent of the port has registered one of the methods.
+    pub fn register(&mut self, id: MemberId, wanted: &Registration) -> Result<u32, Refusal> {
+        let member = self.members.get_mut(&id).ok_or(Refusal::NotAttached)?;
+        let free = (0..MOST_AGENTS).find(|number| !member.agents.contains_key(number));
+        let agent = free.ok_or(Refusal::TooManyAgents)?;
+        let table = self.tables.entry(member.at);
+        let table = table.or_insert_with(|| AgentTable::new(LIMITS));
+        let registration = Table {
+            class: wanted.class,
+            class_version: wanted.class_version,
+            oui: wanted.oui,
+            methods: wanted.methods,
+            takes_segments: !wanted.is_segmented_here,
+        };
+        let owner = Owner { member: id, agent };
+        let known = table.register(owner, registration)?;
+        member.agents.insert(agent, known);
+        Ok(agent)
+    }
+
+    /// Ends the registration of an agent.
+    ///
+    /// # Errors
+    /// The member has no such agent.
+    pub fn unregister(&mut self, id: MemberId, agent: u32) -> Result<(), Refusal> {
+        let member = self.members.get_mut(&id).ok_or(Refusal::NotAttached)?;
+        let known = member.agents.remove(&agent).ok_or(Refusal::NoAgent)?;
+        if let Some(table) = self.tables.get_mut(&member.at) {
+            table.unregister(known);
+        }
+        Ok(())
+    }
+
+    /// Says that a member is the subnet manager of its port, until it is detached.
+    ///
+    /// # Errors
+    /// Another member is.
+    pub fn become_sm(&mut self, id: MemberId) -> Result<(), Refusal> {
+        let at = self.members.get(&id).ok_or(Refusal::NotAttached)?.at;
+        if self.members.values().any(|it| it.is_sm && it.at == at) {
+            return Err(Refusal::HasSm);
+        }
+        if let Some(member) = self.members.get_mut(&id) {
+            member.is_sm = true;
+        }
+        self.subnet.set_sm(at, true);
+        Ok(())
+    }
+
+    /// Sends a MAD of a member.
+    ///
+    /// # Errors
+    /// The data is no MAD, or the request cannot wait for an answer.
+    pub fn send(&mut self, id: MemberId, sent: &Outgoing, now: Duration) -> Result<(), Refusal> {
+        let member = self.members.get(&id).ok_or(Refusal::NotAttached)?;
+        let (at, agent) = (member.at, member.agents.get(&sent.agent));
+        let agent = *agent.ok_or(Refusal::NoAgent)?;
+        let table = self.tables.get_mut(&at).ok_or(Refusal::NoAgent)?;
+        let mut mad = padded(&sent.data)?;
+        let patience = (sent.timeout_ms > 0).then(|| Patience {
+            timeout: Duration::from_millis(sent.timeout_ms.into()),
+            retries: sent.retries,
+        });
+        table.send(agent, &mut mad, &sent.to, patience, now)?;
+        self.subnet.send(at, mad, &sent.to, now);
+        self.dispatch(now);
+        Ok(())
+    }
+
+    /// Returns the time at which [`expire`](Self::expire) is to be called; `None` if nothing waits.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let tables = self.tables.values();
+        tables.filter_map(AgentTable::next_deadline).min()
+    }
+
+    /// Repeats the requests whose time is over, or gives them back to their members.
+    pub fn expire(&mut self, now: Duration) {
+        let mut over = Vec::new();
+        for (at, table) in &mut self.tables {
+            let timeouts = std::iter::from_fn(|| table.poll_timeout(now));
+            over.extend(timeouts.map(|it| (*at, it)));
+        }
+        for (at, timeout) in over {
+            match timeout {
+                Timeout::Retry(request) => self.subnet.send(at, request.mad, &request.to, now),
+                Timeout::Expired(request) => {
+                    let header = &request.mad[..MadHeader::LEN];
+                    self.give(at, request.agent, TIMED_OUT, &request.to, header);
+                }
+            }
+        }
+        self.dispatch(now);
+    }
+
+    /// Returns the next MAD for a member; `None` if there is none.
+    pub fn poll_delivery(&mut self) -> Option<(MemberId, Delivery)> {
+        self.deliveries.pop_front()
+    }
+
+    /// Gives the MADs that have arrived to the agents that they are for.
+    fn dispatch(&mut self, now: Duration) {
+        while let Some(arrival) = self.subnet.poll_arrival() {
+            self.receive(&arrival, now);
+        }
+        // Programs do not ask for events yet.
+        while self.subnet.poll_event().is_some() {}
+    }
+
+    fn receive(&mut self, arrival: &Arrival, now: Duration) {
+        let table = self.tables.get_mut(&arrival.at);
+        let recipient = table.map(|it| it.receive(&arrival.mad, &arrival.from));
+        match recipient.unwrap_or(Recipient::Nobody) {
+            Recipient::Requester(agent) | Recipient::Agent(agent) => {
+                self.give(arrival.at, agent, 0, &arrival.from, &arrival.mad);
+            }
+            Recipient::Nobody => self.subnet.refuse(arrival, now),
+            Recipient::Unmatched => {}
+        }
+    }
+
+    fn give(&mut self, at: End, agent: AgentId, status: u32, from: &Address, data: &[u8]) {
+        let owner = self.tables.get(&at).and_then(|it| it.owner(agent));
+        if let Some(&Owner { member, agent }) = owner {
+            let delivery = Delivery {
+                agent,
+                status,
+                from: *from,
+                data: data.to_vec(),
+            };
+            self.deliveries.push_back((member, delivery));
+        }
+    }
+}
+
+/// A MAD that is shorter ends with zeros.
+fn padded(data: &[u8]) -> Result<[u8; MAD_LEN], Refusal> {
+    let mut mad = [0; MAD_LEN];
+    let place = mad.get_mut(..data.len()).ok_or(Refusal::NoMad)?;
+    place.copy_from_slice(data);
+    if data.len() < MadHeader::LEN {
+        return Err(Refusal::NoMad);
+    }
+    Ok(mad)
+}
+
+/// The most agents of a member, as Linux has it.
+const MOST_AGENTS: u32 = 32;
+const LIMITS: Limits = Limits {
+    agents: 256,
+    outstanding: 4096,
+};
+/// The error number of a request that has had no answer: `ETIMEDOUT`.
+pub const TIMED_OUT: u32 = 110;

@@ -1,0 +1,304 @@
+//! The process that holds a fabric: one thread, which waits for messages of programs and for the time of outstanding requests.
+//!
+//! A program that dies is detached by the end of its connection. One that floods the process has its turn like all others:
+//! [`AT_ONCE`] messages, after which the next is served. One that does not read loses what does not fit into its socket.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use polyverbs_management::agent_table::RegisterError;
+use polyverbs_wire::mad::MadHeader;
+use polyverbs_wire::mad::smp::NodeInfo;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, SocketFlags, accept_with};
+
+use crate::members::{Delivery, Fabric, MemberId, Outgoing, Refusal};
+use crate::protocol::{Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request};
+use crate::sockets::{self, FabricName, Message};
+use crate::topology::{End, Topology};
+
+/// A connection of a program.
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    member: Option<MemberId>,
+}
+
+/// A fabric with the socket by which programs reach it.
+#[derive(Debug)]
+pub struct Process {
+    name: FabricName,
+    fabric: Fabric,
+    began: Instant,
+    ready: OwnedFd,
+    listener: OwnedFd,
+    clients: BTreeMap<u64, Client>,
+    by_member: BTreeMap<MemberId, u64>,
+    last_token: u64,
+    /// MADs that did not fit into the socket of a program that does not read.
+    lost: u64,
+}
+
+impl Process {
+    /// Creates a fabric and takes its name.
+    ///
+    /// # Errors
+    /// Another process holds the name, or there are not enough descriptors.
+    pub fn new(topology: &Topology, name: FabricName) -> io::Result<Self> {
+        let listener = name.listen()?;
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
+        Ok(Self {
+            name,
+            fabric: Fabric::new(topology),
+            began: Instant::now(),
+            ready,
+            listener,
+            clients: BTreeMap::new(),
+            by_member: BTreeMap::new(),
+            last_token: STOP.u64(),
+            lost: 0,
+        })
+    }
+
+    /// Serves programs until a descriptor is readable.
+    ///
+    /// # Errors
+    /// The system has no way to wait any more.
+    pub fn run(mut self, stop: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if let Some(stop) = stop {
+            epoll::add(&self.ready, stop, STOP, EventFlags::IN)?;
+        }
+        while self.turn()? {}
+        self.name.remove();
+        Ok(())
+    }
+
+    /// Waits for messages and handles them. Returns whether to go on.
+    fn turn(&mut self) -> io::Result<bool> {
+        let mut events = [NO_EVENT; AT_ONCE];
+        let wait = self.wait();
+        let count = match epoll::wait(&self.ready, &mut events, wait.as_ref()) {
+            Err(Errno::INTR) => return Ok(true),
+            count => count?,
+        };
+        for event in &events[..count] {
+            match event.data.u64() {
+                token if token == STOP.u64() => return Ok(false),
+                token if token == LISTENER.u64() => self.accept()?,
+                token => self.serve(token),
+            }
+        }
+        let now = self.now();
+        self.fabric.expire(now);
+        self.deliver();
+        Ok(true)
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The time until the next deadline; `None` to wait for messages only.
+    fn wait(&self) -> Option<Timespec> {
+        let deadline = self.fabric.next_deadline()?;
+        Timespec::try_from(deadline.saturating_sub(self.now())).ok()
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        while self.clients.len() < MOST_CLIENTS {
+            // Without a free descriptor, the next connection or the end of one makes the process try again.
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(socket) = accept_with(&self.listener, flags) else {
+                return Ok(());
+            };
+            if !sockets::is_admitted(socket.as_fd()).unwrap_or(false) {
+                continue;
+            }
+            self.last_token += 1;
+            let token = self.last_token;
+            epoll::add(
+                &self.ready,
+                &socket,
+                EventData::new_u64(token),
+                EventFlags::IN,
+            )?;
+            let member = None;
+            self.clients.insert(token, Client { socket, member });
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, token: u64) {
+        let Some(client) = self.clients.remove(&token) else {
+            return;
+        };
+        // A child of the program may have the descriptor still, so the end of it here is not enough.
+        let _ = epoll::delete(&self.ready, &client.socket);
+        if let Some(member) = client.member {
+            self.by_member.remove(&member);
+            self.fabric.detach(member);
+        }
+        // There is room for another connection, so the listener is looked at again.
+        let _ = epoll::modify(&self.ready, &self.listener, LISTENER, CONNECTING);
+    }
+
+    fn serve(&mut self, token: u64) {
+        for _ in 0..AT_ONCE {
+            let Some(client) = self.clients.get(&token) else {
+                return;
+            };
+            match sockets::receive(client.socket.as_fd(), LONGEST_REQUEST) {
+                Ok(Some(message)) => self.handle(token, message),
+                Err(error) if is_passing(&error) => return,
+                Ok(None) | Err(_) => return self.close(token),
+            }
+        }
+    }
+
+    fn handle(&mut self, token: u64, message: Message) {
+        if Front::decode(&message.bytes).is_some() {
+            if let Some((front, data)) = sockets::mad_of(message) {
+                self.send(token, front, data);
+            }
+            return;
+        }
+        // A program that sends something else gets no reply, as the end of its own socket shows.
+        let Ok(request) = serde_json::from_slice(&message.bytes) else {
+            return;
+        };
+        let reply = self.fulfil(token, request);
+        let reply = reply.unwrap_or_else(|refusal| Reply::Refused(errno(refusal)));
+        if let (Some(to), Ok(text)) = (message.attached, serde_json::to_vec(&reply)) {
+            let parts = [IoSlice::new(&text)];
+            let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
+        }
+    }
+
+    fn fulfil(&mut self, token: u64, request: Request) -> Result<Reply, Refusal> {
+        let member = self.clients.get(&token).and_then(|it| it.member);
+        let attached = member.ok_or(Refusal::NotAttached);
+        match request {
+            Request::Attach { node, port } => self.attach(token, &node, port)?,
+            Request::BecomeSm => self.fabric.become_sm(attached?)?,
+            Request::Describe { node } => {
+                return Ok(Reply::Node(Box::new(self.describe(&node)?)));
+            }
+            Request::Register(registration) => {
+                let agent = self.fabric.register(attached?, &registration)?;
+                return Ok(Reply::Agent(agent));
+            }
+            Request::SetLink { node, port, is_up } => self.set_link(&node, port, is_up)?,
+            Request::Unregister { agent } => self.fabric.unregister(attached?, agent)?,
+        }
+        Ok(Reply::Done)
+    }
+
+    fn attach(&mut self, token: u64, node: &str, port: u8) -> Result<(), Refusal> {
+        let client = self.clients.get_mut(&token).ok_or(Refusal::NotAttached)?;
+        let member = self.fabric.attach(node, port)?;
+        if let Some(before) = client.member.replace(member) {
+            self.by_member.remove(&before);
+            self.fabric.detach(before);
+        }
+        self.by_member.insert(member, token);
+        Ok(())
+    }
+
+    fn describe(&self, name: &str) -> Result<NodeReport, Refusal> {
+        let subnet = self.fabric.subnet();
+        let index = self.fabric.adapter(name).ok_or(Refusal::NoPort)?;
+        let (name, _) = subnet.nodes().nth(index).ok_or(Refusal::NoPort)?;
+        let node = subnet.node(index).ok_or(Refusal::NoPort)?;
+        let info: &NodeInfo = node.identity();
+        let ports = (1..=info.num_ports).filter_map(|port| Some(PortReport::new(node.port(port)?)));
+        Ok(NodeReport::new(name.to_owned(), info, ports.collect()))
+    }
+
+    fn set_link(&mut self, node: &str, port: u8, is_up: bool) -> Result<(), Refusal> {
+        let (node, _) = self.fabric.subnet().named(node).ok_or(Refusal::NoPort)?;
+        self.fabric.set_link(End { node, port }, is_up);
+        Ok(())
+    }
+
+    fn send(&mut self, token: u64, front: Front, data: Vec<u8>) {
+        let Some(member) = self.clients.get(&token).and_then(|it| it.member) else {
+            return;
+        };
+        let sent = Outgoing {
+            agent: front.agent,
+            timeout_ms: front.timeout_ms,
+            retries: front.retries,
+            to: front.peer,
+            data,
+        };
+        let now = self.now();
+        if self.fabric.send(member, &sent, now).is_err() && sent.timeout_ms > 0 {
+            // The program waits, so it gets its request back.
+            let length = sent.data.len().min(MadHeader::LEN);
+            let returned = Delivery {
+                agent: sent.agent,
+                status: Errno::INVAL.raw_os_error() as u32,
+                from: sent.to,
+                data: sent.data[..length].to_vec(),
+            };
+            self.give(member, &returned);
+        }
+        self.deliver();
+    }
+
+    fn deliver(&mut self) {
+        while let Some((member, delivery)) = self.fabric.poll_delivery() {
+            self.give(member, &delivery);
+        }
+    }
+
+    fn give(&mut self, member: MemberId, delivery: &Delivery) {
+        let token = self.by_member.get(&member);
+        let Some(client) = token.and_then(|token| self.clients.get(token)) else {
+            return;
+        };
+        let (to, front) = (client.socket.as_fd(), delivery.front());
+        if sockets::send_mad(to, &front, &delivery.data, SendFlags::DONTWAIT).is_err() {
+            self.lost += 1;
+        }
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+/// The error number with which a request is refused.
+fn errno(refusal: Refusal) -> i32 {
+    let errno = match refusal {
+        Refusal::NoPort => Errno::NODEV,
+        Refusal::NotAttached => Errno::NOTCONN,
+        Refusal::TooManyAgents | Refusal::Registration(RegisterError::Full) => Errno::NOMEM,
+        Refusal::HasSm => Errno::AGAIN,
+        Refusal::NoAgent | Refusal::NoMad | Refusal::Registration(_) | Refusal::Send(_) => {
+            Errno::INVAL
+        }
+    };
+    errno.raw_os_error()
+}
+
+/// The most messages of one connection that are handled before the next connection has its turn, and the most connections that
+/// have a turn before deadlines are looked at.
+const AT_ONCE: usize = 64;
+const MOST_CLIENTS: usize = 4096;
+const LISTENER: EventData = EventData::new_u64(0);
+const STOP: EventData = EventData::new_u64(1);
+/// Edge-triggered: a process without a free descriptor would get the same connection reported for ever.
+const CONNECTING: EventFlags = EventFlags::IN.union(EventFlags::ET);
+const NO_EVENT: Event = Event {
+    flags: EventFlags::empty(),
+    data: LISTENER,
+};

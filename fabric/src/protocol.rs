@@ -1,0 +1,248 @@
+//! The messages between a program and the process that holds a fabric, over a connection of named sockets.
+//!
+//! A program sends requests and MADs. A request comes with the descriptor of a socket, to which the process sends the reply: so what
+//! arrives on the connection itself is nothing but MADs, and the program can poll it. Both ends run on one machine, so numbers
+//! have its byte order. A MAD, or a message of several segments, that is longer than [`INLINE`] is in a file in memory, whose
+//! descriptor comes with the message.
+
+use polyverbs_management::{Address, GlobalRoute};
+use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_wire::mad::smp::{NodeInfo, PortInfo};
+use serde::{Deserialize, Serialize};
+
+use crate::members::{Delivery, Outgoing, Registration};
+
+/// What a program asks the process for, and waits for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Makes the connection one of a program at a port. An empty name is that of the first adapter.
+    Attach {
+        /// The name of the node.
+        node: String,
+        /// The number of the port.
+        port: u8,
+    },
+    /// Says that the program is a subnet manager at its port, until the connection ends.
+    BecomeSm,
+    /// Describes a node. An empty name is that of the first adapter.
+    Describe {
+        /// The name of the node.
+        node: String,
+    },
+    /// Registers an agent.
+    Register(Registration),
+    /// Cuts or joins the link of a port.
+    SetLink {
+        /// The name of the node.
+        node: String,
+        /// The number of the port.
+        port: u8,
+        /// Whether the link is joined.
+        is_up: bool,
+    },
+    /// Ends the registration of an agent.
+    Unregister {
+        /// The number of the agent.
+        agent: u32,
+    },
+}
+
+/// The reply to a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// The request has been fulfilled.
+    Done,
+    /// The agent has this number.
+    Agent(u32),
+    /// The node that is to be described.
+    Node(Box<NodeReport>),
+    /// The request is refused with this error number.
+    Refused(i32),
+}
+
+/// A node as its ports are now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// The name of the node.
+    pub name: String,
+    info: Octets<{ NodeInfo::LEN }>,
+    /// The ports from 1 on.
+    pub ports: Vec<PortReport>,
+}
+
+/// A port as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PortReport {
+    info: Octets<{ PortInfo::LEN }>,
+    /// The P_Key table.
+    pub p_keys: Vec<u16>,
+    /// The GUIDs.
+    pub guids: Vec<u64>,
+}
+
+impl NodeReport {
+    /// Creates a report of a node.
+    pub fn new(name: String, info: &NodeInfo, ports: Vec<PortReport>) -> Self {
+        let info = Octets(info.to_view().0);
+        Self { name, info, ports }
+    }
+
+    /// Returns what the node is.
+    pub fn info(&self) -> NodeInfo {
+        self.info.header()
+    }
+}
+
+impl PortReport {
+    /// Creates a report of a port.
+    pub fn new(port: &polyverbs_management::Port) -> Self {
+        Self {
+            info: Octets(port.info().to_view().0),
+            p_keys: port.p_keys().to_vec(),
+            guids: port.guids().to_vec(),
+        }
+    }
+
+    /// Returns the state of the port.
+    pub fn info(&self) -> PortInfo {
+        self.info.header()
+    }
+}
+
+/// The length up to which a MAD, or a message of several segments, is part of the message between the processes.
+pub const INLINE: usize = 4096;
+/// The length of the longest message of several segments.
+pub const LONGEST: usize = 16 << 20;
+/// The length of a message that carries no MAD, at most.
+pub const LONGEST_REQUEST: usize = 64 << 10;
+/// The length of the front of a message with a MAD, before the MAD itself.
+pub const FRONT: usize = 1 + 5 * 4 + ADDRESS;
+const ADDRESS: usize = 38;
+const MAD: u8 = b'M';
+
+/// The front of a message with a MAD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Front {
+    /// The number of the agent.
+    pub agent: u32,
+    /// The error number with which a request has ended without an answer; 0 for a MAD.
+    pub status: u32,
+    /// How many milliseconds an answer is waited for; 0 if none is.
+    pub timeout_ms: u32,
+    /// How often the request is repeated.
+    pub retries: u32,
+    /// The length of the MAD.
+    pub length: u32,
+    /// The peer.
+    pub peer: Address,
+}
+
+impl Front {
+    /// Encodes the front.
+    pub fn encode(&self) -> [u8; FRONT] {
+        let mut out = [0; FRONT];
+        out[0] = MAD;
+        let numbers = [
+            self.agent,
+            self.status,
+            self.timeout_ms,
+            self.retries,
+            self.length,
+        ];
+        for (place, number) in out[1..].chunks_exact_mut(4).zip(numbers) {
+            place.copy_from_slice(&number.to_ne_bytes());
+        }
+        out[FRONT - ADDRESS..].copy_from_slice(&encode_address(&self.peer));
+        out
+    }
+
+    /// Decodes the front of a message, and returns it with the rest; `None` if the message has none.
+    pub fn decode(message: &[u8]) -> Option<(Self, &[u8])> {
+        let (front, rest) = message.split_first_chunk::<FRONT>()?;
+        if front[0] != MAD {
+            return None;
+        }
+        let number = |at: usize| {
+            let bytes = front[1 + 4 * at..][..4].try_into();
+            bytes.map_or(0, u32::from_ne_bytes)
+        };
+        let decoded = Self {
+            agent: number(0),
+            status: number(1),
+            timeout_ms: number(2),
+            retries: number(3),
+            length: number(4),
+            peer: decode_address(front[FRONT - ADDRESS..].try_into().ok()?),
+        };
+        Some((decoded, rest))
+    }
+}
+
+impl Outgoing {
+    /// The front with which a program sends this MAD.
+    pub fn front(&self) -> Front {
+        Front {
+            agent: self.agent,
+            status: 0,
+            timeout_ms: self.timeout_ms,
+            retries: self.retries,
+            length: self.data.len() as u32,
+            peer: self.to,
+        }
+    }
+}
+
+impl Delivery {
+    /// The front with which a program gets this MAD.
+    pub fn front(&self) -> Front {
+        Front {
+            agent: self.agent,
+            status: self.status,
+            timeout_ms: 0,
+            retries: 0,
+            length: self.data.len() as u32,
+            peer: self.from,
+        }
+    }
+}
+
+fn encode_address(address: &Address) -> [u8; ADDRESS] {
+    let mut out = [0; ADDRESS];
+    out[..4].copy_from_slice(&address.qpn.to_ne_bytes());
+    out[4..8].copy_from_slice(&address.q_key.to_ne_bytes());
+    out[8..10].copy_from_slice(&address.lid.to_ne_bytes());
+    out[10] = address.sl;
+    out[11] = address.path_bits;
+    out[12..14].copy_from_slice(&address.pkey_index.to_ne_bytes());
+    if let Some(route) = &address.global {
+        out[14] = 1;
+        out[15] = route.gid_index;
+        out[16] = route.hop_limit;
+        out[17] = route.traffic_class;
+        out[18..22].copy_from_slice(&route.flow_label.to_ne_bytes());
+        out[22..].copy_from_slice(&route.gid);
+    }
+    out
+}
+
+fn decode_address(bytes: &[u8; ADDRESS]) -> Address {
+    let short = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+    let long =
+        |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let route = || GlobalRoute {
+        gid: bytes[22..].try_into().unwrap_or_default(),
+        gid_index: bytes[15],
+        hop_limit: bytes[16],
+        traffic_class: bytes[17],
+        flow_label: long(18),
+    };
+    Address {
+        qpn: long(0),
+        q_key: long(4),
+        lid: short(8),
+        sl: bytes[10],
+        path_bits: bytes[11],
+        pkey_index: short(12),
+        global: (bytes[14] != 0).then(route),
+    }
+}

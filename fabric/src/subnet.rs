@@ -1,0 +1,500 @@
+//! A subnet: the nodes of a topology, the links between their ports, and the MADs that are on their way.
+//!
+//! Management datagrams (MADs) move from port to port until they come to an agent of a node, which answers, or to a node whose
+//! programs they are for. All of that happens within the call that injects a MAD, so that an answer leaves as soon as its
+//! request has come.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use polyverbs_management::address::{is_admitted, is_subnet_management};
+use polyverbs_management::{Abilities, Address, Event, GlobalRoute, NextHop, Node, Port};
+use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::smp::{
+    NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortState, capability,
+};
+use polyverbs_wire::mad::{GSI_QP, MAD_LEN, method};
+
+use crate::topology::{End, NodeKind, NodeSpec, Rate, Speed, Topology};
+
+/// A MAD that has arrived for the programs of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The port.
+    pub at: End,
+    /// The MAD.
+    pub mad: [u8; MAD_LEN],
+    /// Its sender.
+    pub from: Address,
+}
+
+/// A MAD between two ports, with what its packet's headers say.
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    mad: [u8; MAD_LEN],
+    source: u16,
+    destination: u16,
+    sl: u8,
+    source_qp: u32,
+    destination_qp: u32,
+    q_key: u32,
+    grh: Option<GlobalRoute>,
+    /// How many links the packet may still cross.
+    budget: u8,
+}
+
+impl Packet {
+    fn is_smp(&self) -> bool {
+        is_subnet_management(self.mad[1])
+    }
+
+    /// The packet with the answer that has replaced the MAD.
+    fn answered(self, own_lid: u16) -> Self {
+        let path = if self.destination == PERMISSIVE_LID {
+            own_lid
+        } else {
+            self.destination
+        };
+        Self {
+            source: path,
+            destination: self.source,
+            source_qp: self.destination_qp,
+            destination_qp: self.source_qp,
+            budget: MOST_LINKS,
+            ..self
+        }
+    }
+}
+
+/// A node and the other ends of its links.
+#[derive(Debug)]
+struct Station {
+    name: String,
+    kind: NodeKind,
+    node: Node,
+    /// By port. The link of port 0 is unused.
+    peers: Vec<Option<End>>,
+}
+
+/// The nodes and links of a subnet.
+#[derive(Debug)]
+pub struct Subnet {
+    stations: Vec<Station>,
+    moving: VecDeque<(End, Packet)>,
+    arrived: VecDeque<Arrival>,
+    events: VecDeque<(End, Event)>,
+}
+
+impl Subnet {
+    /// Creates the nodes of a topology, and brings their links up.
+    pub fn new(topology: &Topology) -> Self {
+        let mut subnet = Self {
+            stations: topology.nodes.iter().map(Station::new).collect(),
+            moving: VecDeque::new(),
+            arrived: VecDeque::new(),
+            events: VecDeque::new(),
+        };
+        for (node, spec) in topology.nodes.iter().enumerate() {
+            for &port in spec.links.keys() {
+                subnet.train(End { node, port });
+            }
+        }
+        subnet.collect_events();
+        subnet
+    }
+
+    /// Returns the names and the kinds of the nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, NodeKind)> {
+        self.stations.iter().map(|it| (&*it.name, it.kind))
+    }
+
+    /// Returns the node with this name, with its index; `None` if there is none.
+    pub fn named(&self, name: &str) -> Option<(usize, &Node)> {
+        let mut stations = self.stations.iter().enumerate();
+        let (index, station) = stations.find(|(_, station)| station.name == name)?;
+        Some((index, &station.node))
+    }
+
+    /// Returns the node with this index; `None` if there is none.
+    pub fn node(&self, index: usize) -> Option<&Node> {
+        Some(&self.stations.get(index)?.node)
+    }
+
+    /// Says whether a port has a subnet manager, which is a bit of its capability mask.
+    pub fn set_sm(&mut self, at: End, is_sm: bool) {
+        if let Some(port) = self.port_mut(at) {
+            port.set_sm(is_sm);
+        }
+        self.collect_events();
+    }
+
+    /// Cuts the link of a port, or joins it again. Nothing happens if the port has none.
+    pub fn set_link(&mut self, at: End, is_up: bool) {
+        if is_up {
+            self.train(at);
+        } else {
+            for end in [Some(at), self.peer(at)].into_iter().flatten() {
+                if let Some(port) = self.port_mut(end) {
+                    port.link_down();
+                }
+            }
+        }
+        self.collect_events();
+    }
+
+    /// Sends a MAD of a program by a port.
+    pub fn send(&mut self, at: End, mut mad: [u8; MAD_LEN], to: &Address, now: Duration) {
+        let Some(station) = self.stations.get_mut(at.node) else {
+            return;
+        };
+        let next = station.node.send(at.port, &mut mad, now);
+        self.settle(at.node);
+        let packet = self.packet(at, mad, to);
+        self.follow(at, packet, next);
+        self.run(now);
+    }
+
+    /// Answers a request that no program takes, as agents answer attributes that they do not know.
+    pub fn refuse(&mut self, arrival: &Arrival, now: Duration) {
+        let Some(station) = self.stations.get_mut(arrival.at.node) else {
+            return;
+        };
+        let mut mad = arrival.mad;
+        let next = station.node.refuse(arrival.at.port, &mut mad);
+        let packet = self.packet(arrival.at, mad, &arrival.from);
+        self.follow(arrival.at, packet, next);
+        self.run(now);
+    }
+
+    /// Returns the next MAD for the programs of a port; `None` if there is none.
+    pub fn poll_arrival(&mut self) -> Option<Arrival> {
+        self.arrived.pop_front()
+    }
+
+    /// Returns the next event of a port; `None` if there is none.
+    pub fn poll_event(&mut self) -> Option<(End, Event)> {
+        self.events.pop_front()
+    }
+
+    /// The packet of a MAD that leaves a port for this address.
+    fn packet(&self, at: End, mad: [u8; MAD_LEN], to: &Address) -> Packet {
+        Packet {
+            mad,
+            source: self.own_lid(at) | u16::from(to.path_bits),
+            destination: to.lid,
+            sl: to.sl,
+            source_qp: if is_subnet_management(mad[1]) {
+                0
+            } else {
+                GSI_QP
+            },
+            destination_qp: to.qpn,
+            q_key: to.q_key,
+            grh: to.global.map(|route| GlobalRoute {
+                gid: self.gid(at, route.gid_index),
+                ..route
+            }),
+            budget: MOST_LINKS,
+        }
+    }
+
+    fn run(&mut self, now: Duration) {
+        while let Some((at, packet)) = self.moving.pop_front() {
+            self.arrive(at, packet, now);
+        }
+    }
+
+    fn arrive(&mut self, at: End, mut packet: Packet, now: Duration) {
+        let is_own = self.is_own_lid(at, packet.destination);
+        if packet.destination != PERMISSIVE_LID && !is_own {
+            return;
+        }
+        if !is_admitted(&packet.mad, packet.destination_qp, packet.q_key) {
+            return;
+        }
+        let Some(station) = self.stations.get_mut(at.node) else {
+            return;
+        };
+        let request = packet.mad;
+        let next = station.node.receive(at.port, &mut packet.mad, now);
+        self.settle(at.node);
+        let is_answer = is_response(&packet.mad) && !is_response(&request);
+        if is_answer {
+            packet = packet.answered(self.own_lid(at));
+        }
+        self.follow(at, packet, next);
+    }
+
+    /// Moves a packet on from the port at which it is.
+    fn follow(&mut self, at: End, packet: Packet, next: NextHop) {
+        match next {
+            NextHop::Port(port) => {
+                let directed = Packet {
+                    source: PERMISSIVE_LID,
+                    destination: PERMISSIVE_LID,
+                    ..packet
+                };
+                self.transmit(End { port, ..at }, directed);
+            }
+            NextHop::Lid(lid) => {
+                let source = self.own_lid(at);
+                let routed = Packet {
+                    source,
+                    destination: lid,
+                    ..packet
+                };
+                self.route(at, routed);
+            }
+            NextHop::Address => self.route(at, packet),
+            NextHop::Here => self.hand_over(at, packet),
+            NextHop::Dropped => {}
+        }
+    }
+
+    /// Sends a packet to its destination LID, which may be that of the port itself.
+    fn route(&mut self, at: End, packet: Packet) {
+        if self.is_own_lid(at, packet.destination) {
+            self.moving.push_back((at, packet));
+        } else {
+            self.transmit(at, packet);
+        }
+    }
+
+    fn hand_over(&mut self, at: End, packet: Packet) {
+        let own = self.own_lid(at);
+        let from = Address {
+            qpn: packet.source_qp,
+            q_key: packet.q_key,
+            lid: packet.source,
+            sl: packet.sl,
+            path_bits: (packet.destination ^ own) as u8 & 0x7f,
+            pkey_index: 0,
+            global: packet.grh,
+        };
+        let from = if packet.destination == PERMISSIVE_LID {
+            Address {
+                path_bits: 0,
+                ..from
+            }
+        } else {
+            from
+        };
+        self.arrived.push_back(Arrival {
+            at,
+            mad: packet.mad,
+            from,
+        });
+    }
+
+    /// Sends a packet out of a port, to the other end of its link.
+    fn transmit(&mut self, at: End, packet: Packet) {
+        let is_smp = packet.is_smp();
+        let can_send = self.port(at).is_some_and(|port| {
+            let info = port.info();
+            info.physical_state == PhysicalState::LINK_UP
+                && (is_smp || info.port_state == PortState::ACTIVE)
+        });
+        let (Some(to), Some(budget)) = (self.peer(at), packet.budget.checked_sub(1)) else {
+            return;
+        };
+        if !can_send {
+            if let Some(port) = self.port_mut(at) {
+                port.totals.xmit_discards += 1;
+            }
+            return;
+        }
+        let words = u64::from(MAD_WORDS) + if packet.grh.is_some() { GRH_WORDS } else { 0 };
+        if let Some(port) = self.port_mut(at) {
+            port.totals.xmit_data += words;
+            port.totals.xmit_pkts += 1;
+            port.totals.unicast_xmit_pkts += 1;
+        }
+        if let Some(port) = self.port_mut(to) {
+            port.totals.rcv_data += words;
+            port.totals.rcv_pkts += 1;
+            port.totals.unicast_rcv_pkts += 1;
+        }
+        self.moving.push_back((to, Packet { budget, ..packet }));
+    }
+
+    /// Brings the link of a port up, unless one of its ends is disabled.
+    fn train(&mut self, at: End) {
+        let Some(to) = self.peer(at) else {
+            return;
+        };
+        let (Some(one), Some(other)) = (self.port(at), self.port(to)) else {
+            return;
+        };
+        let (one, other) = (*one.info(), *other.info());
+        if [&one, &other]
+            .iter()
+            .any(|it| it.physical_state == PhysicalState::DISABLED)
+        {
+            return;
+        }
+        for (end, neighbor) in [(at, other), (to, one)] {
+            if let Some(port) = self.port_mut(end) {
+                port.link_up(&neighbor);
+            }
+        }
+    }
+
+    /// Carries out what a MAD has done to the links of a node.
+    fn settle(&mut self, node: usize) {
+        while let Some((port, event)) = self
+            .stations
+            .get_mut(node)
+            .and_then(|it| it.node.poll_event())
+        {
+            let at = End { node, port };
+            if event != Event::Retrain {
+                self.events.push_back((at, event));
+                continue;
+            }
+            if let Some(peer) = self.peer(at)
+                && let Some(port) = self.port_mut(peer)
+            {
+                port.link_down();
+                self.train(at);
+                self.settle_peer(peer.node, node);
+            }
+        }
+    }
+
+    /// Collects the events of the other end of a link that was taken down.
+    fn settle_peer(&mut self, peer: usize, node: usize) {
+        if peer != node {
+            self.settle(peer);
+        }
+    }
+
+    fn collect_events(&mut self) {
+        for node in 0..self.stations.len() {
+            self.settle(node);
+        }
+    }
+
+    fn peer(&self, at: End) -> Option<End> {
+        *self
+            .stations
+            .get(at.node)?
+            .peers
+            .get(usize::from(at.port))?
+    }
+
+    fn port(&self, at: End) -> Option<&Port> {
+        self.stations.get(at.node)?.node.port(at.port)
+    }
+
+    fn port_mut(&mut self, at: End) -> Option<&mut Port> {
+        self.stations.get_mut(at.node)?.node.port_mut(at.port)
+    }
+
+    fn own_lid(&self, at: End) -> u16 {
+        self.port(at).map_or(0, |port| port.info().lid)
+    }
+
+    fn is_own_lid(&self, at: End, lid: u16) -> bool {
+        self.port(at).is_some_and(|port| {
+            let info = port.info();
+            info.lid != 0 && lid >> info.lmc == info.lid >> info.lmc
+        })
+    }
+
+    fn gid(&self, at: End, index: u8) -> [u8; 16] {
+        let mut gid = [0; 16];
+        if let Some(port) = self.port(at) {
+            let guid = port.guids().get(usize::from(index)).copied();
+            gid[..8].copy_from_slice(&port.info().gid_prefix.to_be_bytes());
+            gid[8..].copy_from_slice(&guid.unwrap_or_default().to_be_bytes());
+        }
+        gid
+    }
+}
+
+impl Station {
+    fn new(spec: &NodeSpec) -> Self {
+        let identity = NodeInfo {
+            system_image_guid: spec.system_guid,
+            node_guid: spec.guid,
+            partition_cap: PARTITIONS,
+            device_id: spec.device,
+            vendor_id: spec.vendor,
+            ..NodeInfo::default()
+        };
+        let bytes = spec.description.as_bytes();
+        let text = Octets::padded(&bytes[..bytes.len().min(64)]).unwrap_or_default();
+        let abilities: Vec<_> = (1..=spec.ports).map(|port| abilities(spec, port)).collect();
+        let mut peers = vec![None; usize::from(spec.ports) + 1];
+        for (&port, link) in &spec.links {
+            peers[usize::from(port)] = Some(link.to);
+        }
+        Self {
+            name: spec.name.clone(),
+            kind: spec.kind,
+            node: Node::adapter(identity, NodeDescription { text }, &abilities),
+            peers,
+        }
+    }
+}
+
+fn abilities(spec: &NodeSpec, port: u8) -> Abilities {
+    let rate = spec.links.get(&port).map(|link| link.rate);
+    let (widths, speeds, extended_speeds) = codes(rate.unwrap_or_default());
+    let guid = spec.port_guids.get(usize::from(port) - 1);
+    Abilities {
+        guid: guid.copied().unwrap_or(spec.guid),
+        widths,
+        speeds,
+        extended_speeds,
+        mtu: MTU_4096,
+        vls: FOUR_LANES,
+        guids: GUIDS,
+        capability_mask: capability::TRAP
+            | capability::SL_MAPPING
+            | capability::SYSTEM_IMAGE_GUID
+            | capability::EXTENDED_SPEEDS
+            | capability::CM
+            | capability::CLIENT_REREGISTRATION,
+    }
+}
+
+/// The widths, speeds and extended speeds of PortInfo: one width, and all speeds up to that of the link.
+fn codes(rate: Rate) -> (u8, u8, u8) {
+    let width = match rate.lanes {
+        1 => 1,
+        8 => 4,
+        12 => 8,
+        2 => 16,
+        _ => 2,
+    };
+    let extended = match rate.speed {
+        Speed::Sdr | Speed::Ddr | Speed::Qdr => 0,
+        Speed::Fdr => 1,
+        Speed::Edr => 3,
+        Speed::Hdr => 7,
+        Speed::Ndr => 15,
+    };
+    let speeds = match rate.speed {
+        Speed::Sdr => 1,
+        Speed::Ddr => 3,
+        _ => 7,
+    };
+    (width, speeds, extended)
+}
+
+fn is_response(mad: &[u8; MAD_LEN]) -> bool {
+    mad[3] & method::RESPONSE != 0
+}
+
+/// How many links a packet crosses before it is dropped, because forwarding tables may lead in a circle. A directed route has
+/// 63 at most on each way.
+const MOST_LINKS: u8 = 128;
+/// The 4-byte words of a MAD's packet, from LRH to ICRC, and of a GRH.
+const MAD_WORDS: u8 = 72;
+const GRH_WORDS: u64 = 10;
+const PARTITIONS: u16 = 32;
+const GUIDS: u8 = 8;
+/// The codes of PortInfo.
+const MTU_4096: u8 = 5;
+const FOUR_LANES: u8 = 3;

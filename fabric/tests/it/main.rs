@@ -1,0 +1,5 @@
+//! Tests of the fabric, without any process but that of the test.
+
+mod rig;
+mod subnet;
+mod topology;
