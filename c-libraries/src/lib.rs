@@ -1,4 +1,5 @@
-//! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44, each with its version.
+//! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44 and 65, each with its
+//! version.
 //!
 //! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs` and
 //! `polyverbs-librdmacm`. A symbol that is not implemented fails as unsupported. `symbols.rs` is the table of all functions. A
@@ -45,18 +46,19 @@ macro_rules! functions {
     };
 }
 
-/// Defines functions that are not implemented, and whose arguments the trace does not show.
+/// Defines functions of these versions that are not implemented, and whose arguments the trace does not show.
 macro_rules! private_functions {
-    ($($answer:ident: $($name:ident),+;)*) => {
-        $($(
-            mod $name {
-                use super::*;
+    (@one [$($at:literal $version:literal),+] $answer:ident $name:ident) => {
+        mod $name {
+            use super::*;
 
-                static FUNCTION: Function = Function::new(stringify!($name), None, Answer::$answer);
+            static FUNCTION: Function = Function::new(stringify!($name), None, Answer::$answer);
 
-                symbol! { $name "@@" "IBVERBS_PRIVATE_34" }
-            }
-        )+)*
+            $(symbol! { $name $at $version })+
+        }
+    };
+    ($versions:tt $($answer:ident: $($name:ident),+;)*) => {
+        $($(private_functions! { @one $versions $answer $name })+)*
     };
 }
 

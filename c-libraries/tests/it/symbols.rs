@@ -1,5 +1,5 @@
-//! The symbols of the library, each with its version, are those of Debian's two libraries, and those that the provider
-//! libraries import with which perftest of Debian 13 is linked.
+//! The symbols of the library, each with its version, are those of Debian 12's two libraries, those that the provider
+//! libraries import with which perftest of Debian 13 is linked, and those that rdma-core 65 adds.
 
 use std::collections::BTreeSet;
 
@@ -40,6 +40,7 @@ pub(crate) fn every_symbol() -> String {
         include_str!("../../symbols/libibverbs.txt"),
         include_str!("../../symbols/librdmacm.txt"),
         include_str!("../../symbols/later.txt"),
+        include_str!("../../symbols/rdma-core-65.txt"),
     ]
     .concat()
 }
@@ -48,7 +49,7 @@ pub(crate) fn every_symbol() -> String {
 fn every_symbol_has_the_version_that_programs_ask_for() {
     let exported = exported(&std::fs::read(test_kit::libraries::built()).unwrap());
     let mut wanted: BTreeSet<String> = every_symbol().lines().map(str::to_owned).collect();
-    assert_eq!(wanted.len(), 249);
+    assert_eq!(wanted.len(), 249 + 117);
     // Functions that replace the C library's in programs that are linked already, and two for the library that
     // `polyverbs run` preloads.
     let interposed = [
