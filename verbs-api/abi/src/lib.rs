@@ -70,46 +70,53 @@ pub struct IbvContext {
 }
 layout!(IbvContext, 328, device @ 0, ops @ 8, cmd_fd @ 264, async_fd @ 268, num_comp_vectors @ 272, mutex @ 280, abi_compat @ 320);
 
-pub const VERBS_SLOTS: usize = 39;
-/// Indices of the function pointers of `verbs_context` that programs call.
+pub const VERBS_SLOTS: usize = 45;
+/// Indices of the function pointers of `verbs_context` that programs call. Each version of rdma-core adds its own before those of
+/// the versions before it, so that a place counted from the end is the same in all: the first six came after rdma-core 44.
 pub mod verbs {
-    pub const QUERY_PORT: usize = 0;
-    pub const ADVISE_MR: usize = 1;
-    pub const ALLOC_NULL_MR: usize = 2;
-    pub const CREATE_COUNTERS: usize = 5;
-    pub const REG_DM_MR: usize = 7;
-    pub const ALLOC_DM: usize = 8;
-    pub const FREE_DM: usize = 9;
-    pub const CREATE_FLOW_ACTION_ESP: usize = 12;
-    pub const MODIFY_QP_RATE_LIMIT: usize = 13;
-    pub const ALLOC_PARENT_DOMAIN: usize = 14;
-    pub const DEALLOC_TD: usize = 15;
-    pub const ALLOC_TD: usize = 16;
-    pub const MODIFY_CQ: usize = 17;
-    pub const POST_SRQ_OPS: usize = 18;
-    pub const CREATE_RWQ_IND_TABLE: usize = 20;
-    pub const CREATE_WQ: usize = 23;
-    pub const QUERY_RT_VALUES: usize = 24;
-    pub const CREATE_CQ_EX: usize = 25;
-    pub const QUERY_DEVICE_EX: usize = 27;
-    pub const CREATE_FLOW: usize = 30;
-    pub const OPEN_QP: usize = 32;
-    pub const CREATE_QP_EX: usize = 33;
-    pub const GET_SRQ_NUM: usize = 34;
-    pub const CREATE_SRQ_EX: usize = 35;
-    pub const OPEN_XRCD: usize = 36;
-    pub const CLOSE_XRCD: usize = 37;
+    pub const FREE_BUF: usize = 0;
+    pub const ALLOC_BUF: usize = 1;
+    pub const DM_EXPORT_DMABUF_FD: usize = 2;
+    pub const REG_MR_EX: usize = 3;
+    pub const DEALLOC_DMAH: usize = 4;
+    pub const ALLOC_DMAH: usize = 5;
+    pub const QUERY_PORT: usize = 6;
+    pub const ADVISE_MR: usize = 7;
+    pub const ALLOC_NULL_MR: usize = 8;
+    pub const CREATE_COUNTERS: usize = 11;
+    pub const REG_DM_MR: usize = 13;
+    pub const ALLOC_DM: usize = 14;
+    pub const FREE_DM: usize = 15;
+    pub const CREATE_FLOW_ACTION_ESP: usize = 18;
+    pub const MODIFY_QP_RATE_LIMIT: usize = 19;
+    pub const ALLOC_PARENT_DOMAIN: usize = 20;
+    pub const DEALLOC_TD: usize = 21;
+    pub const ALLOC_TD: usize = 22;
+    pub const MODIFY_CQ: usize = 23;
+    pub const POST_SRQ_OPS: usize = 24;
+    pub const CREATE_RWQ_IND_TABLE: usize = 26;
+    pub const CREATE_WQ: usize = 29;
+    pub const QUERY_RT_VALUES: usize = 30;
+    pub const CREATE_CQ_EX: usize = 31;
+    pub const QUERY_DEVICE_EX: usize = 33;
+    pub const CREATE_FLOW: usize = 36;
+    pub const OPEN_QP: usize = 38;
+    pub const CREATE_QP_EX: usize = 39;
+    pub const GET_SRQ_NUM: usize = 40;
+    pub const CREATE_SRQ_EX: usize = 41;
+    pub const OPEN_XRCD: usize = 42;
+    pub const CLOSE_XRCD: usize = 43;
 }
 
 /// `struct verbs_context`: programs hold a pointer to its member `context`, and subtract that member's offset to reach the
-/// rest.
+/// rest. `sz` is its size, by which a program learns how many of the first slots a library lacks.
 #[repr(C)]
 pub struct VerbsContext {
     pub slots: [Slot; VERBS_SLOTS],
     pub sz: usize,
     pub context: IbvContext,
 }
-layout!(VerbsContext, 648, slots @ 0, sz @ 312, context @ 320);
+layout!(VerbsContext, 696, slots @ 0, sz @ 360, context @ 368);
 
 #[repr(C)]
 pub struct IbvDeviceAttr {

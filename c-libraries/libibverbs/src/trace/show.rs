@@ -54,6 +54,10 @@ const KINDS: &[(u8, Kind)] = &[
         Kind(|out, it| filled::<c_int>(out, it, |out, value| put(out, format_args!("[{value}]")))),
     ),
     (
+        b'L',
+        Kind(|out, it| filled::<u64>(out, it, |out, value| put(out, format_args!("[{value}]")))),
+    ),
+    (
         b'V',
         Kind(|out, it| {
             filled::<u64>(out, it, |out, value| {
