@@ -13,17 +13,13 @@ use thiserror::Error;
 use super::credits::Credits;
 use super::endpoint::{Endpoint, Queued, RdmaStatus, Readiness, SocketOptions};
 use super::message::{
-    Arrived, Attached, Fragment, Fragments, Message, NO_PORT, Operation, OperationStatus, Origin,
-    PROBE_PORT, PathId, SocketId, held,
+    Arrived, Attached, Fragment, Fragments, HAS_PORT, Message, NO_PORT, Operation, OperationStatus,
+    Origin, PROBE_PORT, PathId, SocketId, held,
 };
 use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 
 /// The minor versions of RDS protocol version 4 that this side accepts, as a bit mask: 4.0 and 4.1.
 const MINORS: u16 = 3;
-
-/// The value by which a member, a process that is not the leader, announces a port to the leader. The member sends the
-/// value in the extension header that otherwise carries the number of paths.
-const HAS_PORT: u16 = 1;
 
 /// The mask of all 64 groups of ports.
 const ALL_GROUPS: u64 = u64::MAX;
@@ -249,6 +245,15 @@ struct Waiting<F, O> {
     messages: Vec<Parked<F, O>>,
 }
 
+/// A process that is or was the leader of the own address. Its number alone is too short to tell it from another one: if
+/// two leaders in succession had the same, messages would be forwarded twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Leader {
+    /// The number in [`ConnectData::member`].
+    number: u16,
+    incarnation: u32,
+}
+
 #[derive(Debug)]
 struct Peer<F, O> {
     address: IpAddr,
@@ -267,9 +272,9 @@ struct Peer<F, O> {
     /// Whether a socket could not send because of congestion and waits for the peer's next congestion map, so that the
     /// path has to stay connected.
     is_asked: bool,
-    /// The number ([`ConnectData::member`]) of the leader, the process at the own address through which the path was
-    /// connected last; `None` if the path never was connected.
-    leader: Option<u16>,
+    /// The leader, the process at the own address through which the path was connected last; `None` if the path never was
+    /// connected.
+    leader: Option<Leader>,
     /// A connection that the peer has completed while the path still had one; the path adopts it as soon as the old one has
     /// ended.
     successor: Option<(ArrivalId, ConnectData)>,
@@ -1141,6 +1146,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn handle_event(&mut self, path: PathId, event: Event<F>) {
         match event {
             Event::Arrived(message) => self.handle_arrived(path, message),
+            Event::HasPort(port) => {
+                let Peer {
+                    address, member, ..
+                } = self.peers[path.index()];
+                if let Some(member) = member.filter(|_| address == self.address) {
+                    self.handle_owner(port, member);
+                }
+            }
             Event::Generation(generation) => {
                 // A leader learns the generation from the peer itself.
                 if let Role::Member(_) = self.role {
@@ -1634,8 +1647,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
         let peer = &mut self.peers[path.index()];
         let leader = match self.role {
-            Role::Leader => self.identity,
-            Role::Member(_) => told.member,
+            Role::Leader => Leader {
+                number: self.identity,
+                incarnation: self.incarnation,
+            },
+            Role::Member(_) => Leader {
+                number: told.member,
+                incarnation: told.incarnation,
+            },
         };
         peer.path.meet(told.incarnation);
         let is_of_peer = self.role == Role::Leader && peer.member.is_none();
@@ -1650,16 +1669,16 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             // once.
             peer.path.forget_sent();
             // Other paths may not have noticed the change yet.
-            self.handle_leader_gone(before);
+            self.lose_paths_through(|leader| leader == before);
         }
         let peer = &mut self.peers[path.index()];
         peer.waits_until = None;
         peer.path.connected(told.ack_sequence, credits);
         self.counters.cong_update_queued += 1;
-        // A new leader does not know the sockets of its members.
+        // A new leader does not know the sockets of its members. Messages for them fill its memory meanwhile, so the
+        // announcements must not wait behind messages of the member, for which the leader may have no memory.
         if peer.address == self.address && peer.member.is_none() {
-            let sockets: Vec<_> = self.sockets.keys().copied().collect();
-            sockets.into_iter().for_each(|socket| self.announce(socket));
+            peer.path.announce(self.by_port.keys().copied().collect());
         }
         self.settle(path);
         self.is_ready(path);
@@ -1754,8 +1773,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// Ends the connections through the previous leader of the address, which has ended; `leader` is its number
     /// ([`ConnectData::member`]).
     pub fn handle_leader_gone(&mut self, leader: u16) {
+        self.lose_paths_through(|one| one.number == leader);
+    }
+
+    fn lose_paths_through(&mut self, is_gone: impl Fn(Leader) -> bool) {
         for number in 0..self.peers.len() {
-            if self.peers[number].leader == Some(leader) {
+            if self.peers[number].leader.is_some_and(&is_gone) {
                 self.handle_lost(PathId(number as u32));
             }
         }

@@ -679,7 +679,7 @@ fn least_memory() -> HostLimits {
 fn receive_from_all(net: &mut Net, sockets: &[(usize, SocketId)]) -> Vec<usize> {
     let mut counts = vec![0; sockets.len()];
     let mut last = net.now;
-    while net.now < last + Duration::from_secs(5) {
+    while net.now < last + Duration::from_secs(30) {
         net.pass(Duration::from_millis(10));
         for (count, &(number, socket)) in counts.iter_mut().zip(sockets) {
             let received = net.receive_all(number, socket).len();
@@ -732,4 +732,39 @@ fn a_leader_short_of_memory_asks_peers_to_acknowledge() {
         }
     }
     assert_eq!(receive_from_all(&mut net, &peers), [4; PEERS]);
+}
+
+// covers 8.20 8.33
+#[test]
+fn a_full_leader_learns_the_ports_that_messages_wait_for() {
+    for_each_seed("full new leaders", 200, |seed| {
+        let mut net = Net::new(2, least_memory(), seed);
+        let members = [100, 200].map(|port| {
+            let member = net.add_member(0);
+            (member, net.bind_with(member, port, options()))
+        });
+        let far = net.bind_with(1, 300, options());
+        net.settle_for(Duration::from_secs(1));
+        net.end_process(0);
+        let time = Duration::from_micros(net.random.random_range(0..200));
+        net.pass(time);
+        // Messages of the peer fill the new leader, and the other member has messages for it.
+        for number in 0..20 {
+            let message = content(number, 9000);
+            for port in [100, 200] {
+                net.send(1, far, at(0, port), &message).unwrap();
+            }
+            for (place, port) in [(0, 200), (1, 100)] {
+                let (member, socket) = members[place];
+                net.send(member, socket, at(0, port), &message).unwrap();
+            }
+        }
+        let counts = receive_from_all(&mut net, &members);
+        let undelivered = members.map(|(member, socket)| net.host(member).take_undelivered(socket));
+        let missing = 80 - counts.iter().sum::<usize>() as u64;
+        assert!(
+            missing <= undelivered.iter().sum(),
+            "{counts:?}, {undelivered:?}"
+        );
+    });
 }
