@@ -225,7 +225,7 @@ fn keeps_regions() -> Option<&'static Keeps> {
 }
 
 /// The page size in bytes.
-fn page() -> usize {
+pub fn page() -> usize {
     // SAFETY: it asks for a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }

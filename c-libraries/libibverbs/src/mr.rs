@@ -11,7 +11,7 @@ use verbs_api::{
 
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
-use crate::kept::Kept;
+use crate::kept::{Kept, page};
 use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{context, pd};
@@ -105,6 +105,10 @@ unsafe fn register(
     // The whole address space, most of which is not mapped: such a region grants no remote access.
     if is_implicit && (flags & access::ON_DEMAND == 0 || rights.exposes()) {
         return Err(Errno::OPNOTSUPP);
+    }
+    // Linux's core demands this of every device, because a region is a list of whole pages.
+    if !(addr.addr() as u64 ^ iova).is_multiple_of(page() as u64) {
+        return Err(Errno::INVAL);
     }
     let reach = if is_implicit { ADDRESS_SPACE } else { length };
     if addr.addr().checked_add(reach).is_none() {

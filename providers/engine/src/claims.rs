@@ -67,14 +67,17 @@ pub fn attributes(
 }
 
 /// Checks that a device with the address `own` can reach the remote address of `path`: both are in-process addresses, or
-/// both are IP addresses of one family.
+/// both are IP addresses, of one family unless the remote one is that of a multicast group.
 ///
 /// # Errors
 /// The two addresses are of different kinds or families.
 pub fn check_reach(own: LinkAddress, path: &AddressVector) -> Result<(), VerbError> {
     let reaches = match (own, path.address) {
         (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
-        (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
+        // The link carries groups of both families.
+        (LinkAddress::Ip(own), LinkAddress::Ip(other)) => {
+            other.is_multicast() || own.is_ipv4() == other.is_ipv4()
+        }
         _ => false,
     };
     if reaches {

@@ -376,17 +376,25 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Returns the identifier under which the device stores the members of a multicast group: that of its IP address. The
-    /// program may name the group by another identifier.
-    fn named(group: Gid) -> Result<Gid, VerbError> {
-        let address = group.group_address();
-        address
-            .map(Gid::from)
+    /// Returns the identifier under which the device stores the members of a multicast group, and by which frames name it:
+    /// that of the IP address by which the network carries it. `None` if `group` is no group. The program may name the group
+    /// by another identifier.
+    pub fn carried_group(&self, group: Gid) -> Option<Gid> {
+        let address = group.group_address()?;
+        let link = self.network.link();
+        Some(
+            link.map_or(address, |link| link.group_address(address))
+                .into(),
+        )
+    }
+
+    fn named(&self, group: Gid) -> Result<Gid, VerbError> {
+        self.carried_group(group)
             .ok_or_else(|| VerbError::argument("gid", "is no multicast group"))
     }
 
     pub(crate) fn join_group(&self, group: Gid, qp: &QpRef<D>) -> Result<(), VerbError> {
-        let group = Self::named(group)?;
+        let group = self.named(group)?;
         if qp.qp_type != QpType::Ud {
             let reason = "only UD queue pairs join multicast groups";
             return Err(VerbError::argument("qp", reason));
@@ -412,7 +420,7 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn leave_group(&self, group: Gid, qpn: u32) -> Result<(), VerbError> {
-        let group = Self::named(group)?;
+        let group = self.named(group)?;
         let mut groups = self.groups.lock();
         let attached = groups.get_mut(&group).and_then(|members| {
             let index = members.iter().position(|member| member.qpn == qpn)?;

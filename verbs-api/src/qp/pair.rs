@@ -603,7 +603,6 @@ impl Qp {
     /// # fn example(datagrams: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::net::IpAddr;
     /// use verbs_api::ids::Gid;
-    /// // Of the family of the device's own address.
     /// let group = Gid::from("239.1.1.1".parse::<IpAddr>()?);
     /// datagrams.attach_multicast(group).wait()?;
     /// # Ok(())
@@ -653,19 +652,19 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether the queue pair is attached to a multicast group that the program named by this GID.
+    pub fn is_attached(&self, group: Gid) -> bool {
+        let attachments = self.object.extra.attachments();
+        attachments.iter().any(|known| known.group == group)
+    }
+
     /// Detaches the queue pair from a multicast group.
     ///
     /// # Errors
     /// The queue pair is not attached to the group.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&self, group: Gid) -> Started<()> {
-        let joined = self
-            .object
-            .extra
-            .attachments()
-            .iter()
-            .any(|known| known.group == group);
-        let check = if joined {
+        let check = if self.is_attached(group) {
             Ok(())
         } else {
             Err(VerbError::argument("gid", "was not joined"))

@@ -208,7 +208,7 @@ fn a_sidr_request_fails_after_50_ms_without_a_listener() {
 
 // covers 7.18
 #[test]
-fn a_refusal_is_the_answer_to_an_inquiry_that_awaits_no_listener() {
+fn an_inquiry_that_awaits_no_listener_is_sent_once() {
     let mut pair = Pair::new();
     let probe = Inquiry {
         awaits_listener: false,
