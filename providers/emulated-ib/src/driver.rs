@@ -251,6 +251,12 @@ impl Driver for InfiniBand {
         }
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.subnet
+            .as_ref()
+            .map_or_else(Vec::new, |subnet| subnet.counters())
+    }
+
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
         Some(match device.driver().management.clone() {
             Some(management) => Carrier::Datagrams(management),
@@ -259,7 +265,8 @@ impl Driver for InfiniBand {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
-        if self.subnet.is_some() {
+        // A path to a LID has no routing header unless it leaves the subnet.
+        if self.subnet.is_some() && matches!(path.address, LinkAddress::Lid(_)) {
             return Ok(());
         }
         if !path.is_global {

@@ -28,12 +28,18 @@ use verbs_api::qp::QpType;
 use crate::header::{Body, Header, SendExtra};
 use crate::{Cx, Device};
 
+mod counters;
+use counters::PortTotals;
+mod link;
+pub use link::SubnetLink;
+
 /// The number of the only port.
 const PORT: u8 = 1;
 
 /// The port of a device on an InfiniBand network, and the agents that answer for it.
 pub struct SubnetPort {
     node: Mutex<Node>,
+    totals: PortTotals,
     next_psn: AtomicU32,
 }
 
@@ -54,6 +60,7 @@ impl SubnetPort {
         };
         let port = Self {
             node: Mutex::new(Node::adapter(identity, description, &[abilities(guid)])),
+            totals: PortTotals::default(),
             next_psn: AtomicU32::new(random() as u32),
         };
         port.set_link(PhysState::LinkUp);
@@ -63,6 +70,27 @@ impl SubnetPort {
     /// Returns the LID of the port; 0 as long as it has none.
     pub fn lid(&self) -> u16 {
         self.with_port(|port| port.info().lid).unwrap_or_default()
+    }
+
+    /// Whether this LID is one of the port's, of which it has 2^LMC.
+    fn has_lid(&self, lid: u16) -> bool {
+        let is_own = |port: &mut Port| {
+            let info = port.info();
+            info.lid != 0 && lid >> info.lmc == info.lid >> info.lmc
+        };
+        self.with_port(is_own).unwrap_or_default()
+    }
+
+    /// Returns names and values of what the port has sent and received since it was made.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let totals = self.totals.read();
+        vec![
+            ("port_xmit_data", totals.xmit_data),
+            ("port_xmit_packets", totals.xmit_pkts),
+            ("port_rcv_data", totals.rcv_data),
+            ("port_rcv_packets", totals.rcv_pkts),
+            ("port_rcv_errors", totals.rcv_errors),
+        ]
     }
 
     /// Brings the link into this state. A port that a subnet manager has disabled stays so until one enables it.
@@ -116,6 +144,9 @@ impl ManagementAgents for SubnetPort {
             return Handled::Consumed;
         }
         let mut node = self.node.lock();
+        if let Some(port) = node.port_mut(PORT) {
+            port.totals = self.totals.read();
+        }
         let next = match node.receive(PORT, mad, Duration::from_nanos(now.0)) {
             NextHop::Here => node.refuse(PORT, mad),
             next => next,

@@ -52,7 +52,9 @@ impl<D: Driver> DeviceOps for Device<D> {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.counters().named()
+        let mut counters = self.counters().named();
+        counters.extend(self.driver().counters());
+        counters
     }
 
     fn carrier(&self) -> Option<Carrier> {

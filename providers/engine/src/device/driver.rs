@@ -131,8 +131,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
     }
 
     /// Returns the path MTU of a queue pair whose program requests `wanted` on a port with the active MTU `active`: by
-    /// default the smaller of the two.
-    fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
+    /// default the smaller of the two. `sl` is the service level of the path, for a driver whose virtual lanes have MTUs of
+    /// their own.
+    fn path_mtu(&self, wanted: Mtu, active: Mtu, _sl: u8) -> Mtu {
         wanted.min(active)
     }
 
@@ -147,6 +148,12 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// configures it.
     fn management(&self) -> Option<&dyn ManagementAgents> {
         None
+    }
+
+    /// Returns names and values of the driver's own counters, which programs see next to those of the engine. By default there
+    /// are none.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
     }
 
     /// Brings the link of the port into this state, because a subnet manager or the owner of the device wants it. By default the
