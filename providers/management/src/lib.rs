@@ -15,6 +15,7 @@
 //! | [`node`] | nodes: their identity and their ports |
 //! | [`port`] | ports: the state of their link, their tables, the check of the M_Key |
 //! | [`counters`] | the counters of a port, which are computed from its totals |
+//! | [`rmpp`] | messages of several segments |
 //! | [`agent_table`] | the agents that programs have registered, and their requests that wait for an answer |
 //! | [`address`] | the other end of a MAD, and which MADs queue pairs 0 and 1 take |
 //!
@@ -28,6 +29,7 @@ pub mod counters;
 pub mod node;
 mod pma;
 pub mod port;
+pub mod rmpp;
 pub mod route;
 mod sma;
 
