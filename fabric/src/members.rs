@@ -262,7 +262,7 @@ impl Fabric {
         let agent = *agent.ok_or(Refusal::NoAgent)?;
         let table = self.tables.get_mut(&at).ok_or(Refusal::NoAgent)?;
         let owner = table.owner(agent).ok_or(Refusal::NoAgent)?;
-        if owner.is_segmented_here && rmpp::header_of(&sent.data).is_some() {
+        if owner.is_segmented_here && rmpp::is_wanted(&sent.data) {
             return self.send_message(at, agent, sent, now);
         }
         let mut mad = padded(&sent.data)?;
@@ -385,6 +385,7 @@ impl Fabric {
         if rmpp.packet_type == rmpp_type::DATA {
             return self.receive_data(key, arrival, now);
         }
+        let key = key.acknowledged();
         let leaving = self.transfers.leaving.get_mut(&key)?;
         let progress = leaving.sender.take(&rmpp, now);
         match progress {

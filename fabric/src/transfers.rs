@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use polyverbs_management::rmpp::{Progress, Receiver, Sender, header_of};
 use polyverbs_management::{Address, AgentId};
-use polyverbs_wire::mad::MAD_LEN;
+use polyverbs_wire::mad::{MAD_LEN, method};
 
 use crate::topology::End;
 
-/// What tells one message of a port from another: the peer, the transaction ID and the class.
+/// What tells one message of a port from another: the peer, the transaction ID, the class and the method. Without the method a
+/// port that sends to itself would take an answer for its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     at: End,
     lid: u16,
     transaction: [u8; 8],
     class: u8,
+    method: u8,
 }
 
 impl Key {
@@ -27,6 +29,15 @@ impl Key {
             lid: peer.lid,
             transaction,
             class: mad[1],
+            method: mad[3],
+        }
+    }
+
+    /// The message that a MAD acknowledges, which has the other direction.
+    pub(crate) fn acknowledged(self) -> Self {
+        Self {
+            method: self.method ^ method::RESPONSE,
+            ..self
         }
     }
 

@@ -23,11 +23,19 @@ pub fn header_len(class: u8) -> usize {
     }
 }
 
-/// Returns the RMPP header of a MAD; `None` if RMPP is not in use.
+/// Returns the RMPP header of a segment; `None` if RMPP is not in use.
 pub fn header_of(mad: &[u8]) -> Option<Rmpp> {
+    active(mad).filter(|rmpp| rmpp.version == VERSION)
+}
+
+/// Whether a program wants a message to be sent in segments. Programs set nothing else of the header: opensm leaves version 0.
+pub fn is_wanted(message: &[u8]) -> bool {
+    active(message).is_some()
+}
+
+fn active(mad: &[u8]) -> Option<Rmpp> {
     let (rmpp, _) = view::<Rmpp>(mad.get(MadHeader::LEN..)?)?;
-    let rmpp = Rmpp::of(rmpp);
-    (rmpp.is_active && rmpp.version == VERSION).then_some(rmpp)
+    Some(Rmpp::of(rmpp)).filter(|rmpp| rmpp.is_active)
 }
 
 fn with_header(mut mad: [u8; MAD_LEN], rmpp: &Rmpp) -> [u8; MAD_LEN] {
