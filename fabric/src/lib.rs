@@ -6,6 +6,7 @@
 //! | [`process`] | that process: one thread that waits for messages of programs |
 //! | [`protocol`] | the messages between both |
 //! | [`members`] | programs that are attached to ports, and their agents |
+//! | `transfers` | messages of several segments on their way |
 //! | [`query`] | queries of a program: attributes of nodes, and a walk of the fabric |
 //! | [`subnet`] | nodes, links, and the MADs between them |
 //! | [`topology`] | which nodes and links there are: reading and writing it |
@@ -21,5 +22,6 @@ pub mod query;
 mod sockets;
 pub mod subnet;
 pub mod topology;
+mod transfers;
 
 pub use sockets::FabricName;

@@ -9,12 +9,15 @@ use std::time::Duration;
 use polyverbs_management::agent_table::{
     Limits, Patience, RegisterError, Registration as Table, SendError, Timeout,
 };
+use polyverbs_management::rmpp::{self, Progress, Receiver, Sender};
 use polyverbs_management::{Address, AgentId, AgentTable, Recipient};
-use polyverbs_wire::mad::{MAD_LEN, MadHeader};
+use polyverbs_wire::mad::rmpp::rmpp_type;
+use polyverbs_wire::mad::{MAD_LEN, MadHeader, method};
 use serde::{Deserialize, Serialize};
 
 use crate::subnet::{Arrival, Subnet};
 use crate::topology::{End, NodeKind, Topology};
+use crate::transfers::{self, Arriving, Key, Leaving, Transfers};
 
 /// The number of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,6 +108,7 @@ struct Member {
 struct Owner {
     member: MemberId,
     agent: u32,
+    is_segmented_here: bool,
 }
 
 /// A subnet and its members.
@@ -114,6 +118,7 @@ pub struct Fabric {
     members: BTreeMap<MemberId, Member>,
     last_member: u64,
     tables: HashMap<End, AgentTable<Owner>>,
+    transfers: Transfers,
     deliveries: VecDeque<(MemberId, Delivery)>,
 }
 
@@ -125,6 +130,7 @@ impl Fabric {
             members: BTreeMap::new(),
             last_member: 0,
             tables: HashMap::new(),
+            transfers: Transfers::default(),
             deliveries: VecDeque::new(),
         }
     }
@@ -181,6 +187,7 @@ impl Fabric {
         if let Some(table) = self.tables.get_mut(&member.at) {
             for agent in member.agents.values() {
                 table.unregister(*agent);
+                self.transfers.forget(member.at, *agent);
             }
         }
         if member.is_sm {
@@ -205,7 +212,11 @@ impl Fabric {
             methods: wanted.methods,
             takes_segments: !wanted.is_segmented_here,
         };
-        let owner = Owner { member: id, agent };
+        let owner = Owner {
+            member: id,
+            agent,
+            is_segmented_here: wanted.is_segmented_here,
+        };
         let known = table.register(owner, registration)?;
         member.agents.insert(agent, known);
         Ok(agent)
@@ -221,6 +232,7 @@ impl Fabric {
         if let Some(table) = self.tables.get_mut(&member.at) {
             table.unregister(known);
         }
+        self.transfers.forget(member.at, known);
         Ok(())
     }
 
@@ -249,21 +261,60 @@ impl Fabric {
         let (at, agent) = (member.at, member.agents.get(&sent.agent));
         let agent = *agent.ok_or(Refusal::NoAgent)?;
         let table = self.tables.get_mut(&at).ok_or(Refusal::NoAgent)?;
+        let owner = table.owner(agent).ok_or(Refusal::NoAgent)?;
+        if owner.is_segmented_here && rmpp::is_wanted(&sent.data) {
+            return self.send_message(at, agent, sent, now);
+        }
         let mut mad = padded(&sent.data)?;
-        let patience = (sent.timeout_ms > 0).then(|| Patience {
-            timeout: Duration::from_millis(sent.timeout_ms.into()),
-            retries: sent.retries,
-        });
-        table.send(agent, &mut mad, &sent.to, patience, now)?;
+        table.send(agent, &mut mad, &sent.to, patience(sent), now)?;
         self.subnet.send(at, mad, &sent.to, now);
         self.dispatch(now);
         Ok(())
     }
 
+    /// Sends a message in segments. A request waits for its answer as one MAD does, but is not repeated as a whole.
+    fn send_message(
+        &mut self,
+        at: End,
+        agent: AgentId,
+        sent: &Outgoing,
+        now: Duration,
+    ) -> Result<(), Refusal> {
+        if !self.transfers.has_room(at) {
+            return Err(SendError::Full.into());
+        }
+        let mut front = padded(&sent.data[..sent.data.len().min(MAD_LEN)])?;
+        let table = self.tables.get_mut(&at).ok_or(Refusal::NoAgent)?;
+        let patience = patience(sent).map(|it| Patience { retries: 0, ..it });
+        table.send(agent, &mut front, &sent.to, patience, now)?;
+        let mut data = sent.data.clone();
+        data[..MadHeader::LEN].copy_from_slice(&front[..MadHeader::LEN]);
+        let leaving = Leaving {
+            agent,
+            to: sent.to,
+            sender: Sender::new(&data, now).ok_or(Refusal::NoMad)?,
+            first: front,
+        };
+        let key = Key::of(at, &front, &sent.to);
+        self.transfers.leaving.insert(key, leaving);
+        self.send_segments(key, now);
+        self.dispatch(now);
+        Ok(())
+    }
+
+    fn send_segments(&mut self, key: Key, now: Duration) {
+        while let Some(it) = self.transfers.leaving.get_mut(&key)
+            && let Some(segment) = it.sender.next_segment()
+        {
+            self.subnet.send(key.at(), segment, &it.to, now);
+        }
+    }
+
     /// Returns the time at which [`expire`](Self::expire) is to be called; `None` if nothing waits.
     pub fn next_deadline(&self) -> Option<Duration> {
         let tables = self.tables.values();
-        tables.filter_map(AgentTable::next_deadline).min()
+        let deadlines = tables.filter_map(AgentTable::next_deadline);
+        deadlines.chain(self.transfers.next_deadline()).min()
     }
 
     /// Repeats the requests whose time is over, or gives them back to their members.
@@ -282,7 +333,20 @@ impl Fabric {
                 }
             }
         }
+        let (failed, repeated) = self.transfers.expire(now);
+        for (key, it) in failed {
+            self.fail(key, &it);
+        }
+        for key in repeated {
+            self.send_segments(key, now);
+        }
         self.dispatch(now);
+    }
+
+    /// Gives the header of a message that has not arrived back to its member.
+    fn fail(&mut self, key: Key, it: &Leaving) {
+        let header = &it.first[..MadHeader::LEN];
+        self.give(key.at(), it.agent, TIMED_OUT, &it.to, header);
     }
 
     /// Returns the next MAD for a member; `None` if there is none.
@@ -300,6 +364,9 @@ impl Fabric {
     }
 
     fn receive(&mut self, arrival: &Arrival, now: Duration) {
+        if transfers::is_segment(&arrival.mad) && self.receive_segment(arrival, now).is_some() {
+            return;
+        }
         let table = self.tables.get_mut(&arrival.at);
         let recipient = table.map(|it| it.receive(&arrival.mad, &arrival.from));
         match recipient.unwrap_or(Recipient::Nobody) {
@@ -311,9 +378,78 @@ impl Fabric {
         }
     }
 
+    /// Takes a segment or an acknowledgement; `None` if an agent handles the segments of its messages itself.
+    fn receive_segment(&mut self, arrival: &Arrival, now: Duration) -> Option<()> {
+        let rmpp = rmpp::header_of(&arrival.mad)?;
+        let key = Key::of(arrival.at, &arrival.mad, &arrival.from);
+        if rmpp.packet_type == rmpp_type::DATA {
+            return self.receive_data(key, arrival, now);
+        }
+        let key = key.acknowledged();
+        let leaving = self.transfers.leaving.get_mut(&key)?;
+        let progress = leaving.sender.take(&rmpp, now);
+        match progress {
+            Progress::Goes => self.send_segments(key, now),
+            Progress::Done => {
+                self.transfers.leaving.remove(&key);
+            }
+            Progress::Failed => {
+                if let Some(leaving) = self.transfers.leaving.remove(&key) {
+                    self.fail(key, &leaving);
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn receive_data(&mut self, key: Key, arrival: &Arrival, now: Duration) -> Option<()> {
+        if !self.transfers.arriving.contains_key(&key) {
+            let agent = self.recipient(arrival)?;
+            let owner = self.tables.get(&arrival.at)?.owner(agent)?;
+            if !owner.is_segmented_here {
+                return None;
+            }
+            if !self.transfers.has_room(arrival.at) {
+                return Some(());
+            }
+            let receiver = Receiver::new(now);
+            let arriving = Arriving { agent, receiver };
+            self.transfers.arriving.insert(key, arriving);
+        }
+        let arriving = self.transfers.arriving.get_mut(&key)?;
+        let received = arriving.receiver.take(&arrival.mad, now);
+        let (agent, deadline) = (arriving.agent, arriving.receiver.deadline());
+        if let Some(acknowledgement) = received.acknowledgement {
+            self.subnet
+                .send(arrival.at, acknowledgement, &arrival.from, now);
+        }
+        let table = self.tables.get_mut(&arrival.at)?;
+        match received.message {
+            Some(message) => {
+                // The request that the message answers no longer waits.
+                table.receive(&arrival.mad, &arrival.from);
+                self.give(arrival.at, agent, 0, &arrival.from, &message);
+            }
+            None => table.postpone(&arrival.mad, &arrival.from, deadline),
+        }
+        Some(())
+    }
+
+    /// The agent for which a segment is.
+    fn recipient(&mut self, arrival: &Arrival) -> Option<AgentId> {
+        let table = self.tables.get_mut(&arrival.at)?;
+        if arrival.mad[3] & method::RESPONSE != 0 {
+            return table.requester(&arrival.mad, &arrival.from);
+        }
+        match table.receive(&arrival.mad, &arrival.from) {
+            Recipient::Agent(agent) => Some(agent),
+            _ => None,
+        }
+    }
+
     fn give(&mut self, at: End, agent: AgentId, status: u32, from: &Address, data: &[u8]) {
         let owner = self.tables.get(&at).and_then(|it| it.owner(agent));
-        if let Some(&Owner { member, agent }) = owner {
+        if let Some(&Owner { member, agent, .. }) = owner {
             let delivery = Delivery {
                 agent,
                 status,
@@ -323,6 +459,13 @@ impl Fabric {
             self.deliveries.push_back((member, delivery));
         }
     }
+}
+
+fn patience(sent: &Outgoing) -> Option<Patience> {
+    (sent.timeout_ms > 0).then(|| Patience {
+        timeout: Duration::from_millis(sent.timeout_ms.into()),
+        retries: sent.retries,
+    })
 }
 
 /// A MAD that is shorter ends with zeros.

@@ -8,10 +8,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use polyverbs_management::address::{is_admitted, is_subnet_management};
-use polyverbs_management::{Abilities, Address, Event, GlobalRoute, NextHop, Node, Port};
+use polyverbs_management::{
+    Abilities, Address, Event, GlobalRoute, NextHop, Node, Port, SwitchAbilities,
+};
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::smp::{
-    NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortState, capability,
+    MAX_UNICAST_LID, NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortState,
+    capability,
 };
 use polyverbs_wire::mad::{GSI_QP, MAD_LEN, method};
 
@@ -205,9 +208,11 @@ impl Subnet {
     }
 
     fn arrive(&mut self, at: End, mut packet: Packet, now: Duration) {
-        let is_own = self.is_own_lid(at, packet.destination);
-        if packet.destination != PERMISSIVE_LID && !is_own {
-            return;
+        if packet.destination > MAX_UNICAST_LID && packet.destination != PERMISSIVE_LID {
+            return self.multicast(at, packet);
+        }
+        if packet.destination != PERMISSIVE_LID && !self.is_own_lid(at, packet.destination) {
+            return self.forward(at, packet);
         }
         if !is_admitted(&packet.mad, packet.destination_qp, packet.q_key) {
             return;
@@ -223,6 +228,30 @@ impl Subnet {
             packet = packet.answered(self.own_lid(at));
         }
         self.follow(at, packet, next);
+    }
+
+    /// Forwards a packet by the table of a switch. An adapter drops it.
+    fn forward(&mut self, at: End, packet: Packet) {
+        let station = self.stations.get(at.node);
+        match station.and_then(|it| it.node.forward(packet.destination)) {
+            Some(port) if port > 0 => self.transmit(End { port, ..at }, packet),
+            _ => {
+                if let Some(port) = self.port_mut(at) {
+                    port.totals.rcv_switch_relay_errors += 1;
+                }
+            }
+        }
+    }
+
+    /// Forwards a packet by the multicast table of a switch. No program receives MADs by multicast.
+    fn multicast(&mut self, at: End, packet: Packet) {
+        let station = self.stations.get(at.node);
+        let ports = station.map(|it| it.node.forward_multicast(packet.destination));
+        for port in ports.unwrap_or_default() {
+            if port > 0 && port != at.port {
+                self.transmit(End { port, ..at }, packet);
+            }
+        }
     }
 
     /// Moves a packet on from the port at which it is.
@@ -255,6 +284,8 @@ impl Subnet {
     fn route(&mut self, at: End, packet: Packet) {
         if self.is_own_lid(at, packet.destination) {
             self.moving.push_back((at, packet));
+        } else if self.is_switch(at) {
+            self.forward(at, packet);
         } else {
             self.transmit(at, packet);
         }
@@ -390,12 +421,23 @@ impl Subnet {
         self.stations.get_mut(at.node)?.node.port_mut(at.port)
     }
 
+    fn is_switch(&self, at: End) -> bool {
+        let station = self.stations.get(at.node);
+        station.is_some_and(|it| it.kind == NodeKind::Switch)
+    }
+
+    /// The port with the LID of this one, which is port 0 at a switch.
+    fn own_port(&self, at: End) -> Option<&Port> {
+        let node = &self.stations.get(at.node)?.node;
+        node.port(node.own_port(at.port))
+    }
+
     fn own_lid(&self, at: End) -> u16 {
-        self.port(at).map_or(0, |port| port.info().lid)
+        self.own_port(at).map_or(0, |port| port.info().lid)
     }
 
     fn is_own_lid(&self, at: End, lid: u16) -> bool {
-        self.port(at).is_some_and(|port| {
+        self.own_port(at).is_some_and(|port| {
             let info = port.info();
             info.lid != 0 && lid >> info.lmc == info.lid >> info.lmc
         })
@@ -424,7 +466,18 @@ impl Station {
         };
         let bytes = spec.description.as_bytes();
         let text = Octets::padded(&bytes[..bytes.len().min(64)]).unwrap_or_default();
-        let abilities: Vec<_> = (1..=spec.ports).map(|port| abilities(spec, port)).collect();
+        let description = NodeDescription { text };
+        let ports = 1..=spec.ports;
+        let node = match spec.kind {
+            NodeKind::Adapter => {
+                let ports: Vec<_> = ports.map(|port| abilities(spec, port)).collect();
+                Node::adapter(identity, description, &ports)
+            }
+            NodeKind::Switch => {
+                let ports = (0..=spec.ports).map(|port| switch_abilities(spec, port));
+                Node::switch(identity, description, &TABLES, &ports.collect::<Vec<_>>())
+            }
+        };
         let mut peers = vec![None; usize::from(spec.ports) + 1];
         for (&port, link) in &spec.links {
             peers[usize::from(port)] = Some(link.to);
@@ -432,7 +485,7 @@ impl Station {
         Self {
             name: spec.name.clone(),
             kind: spec.kind,
-            node: Node::adapter(identity, NodeDescription { text }, &abilities),
+            node,
             peers,
         }
     }
@@ -456,6 +509,28 @@ fn abilities(spec: &NodeSpec, port: u8) -> Abilities {
             | capability::EXTENDED_SPEEDS
             | capability::CM
             | capability::CLIENT_REREGISTRATION,
+    }
+}
+
+/// Port 0 of a switch speaks for all of its ports.
+fn switch_abilities(spec: &NodeSpec, port: u8) -> Abilities {
+    let guid = spec.port_guids.first().copied().unwrap_or(spec.guid);
+    let external = Abilities {
+        guid,
+        guids: 1,
+        capability_mask: 0,
+        ..abilities(spec, port.max(1))
+    };
+    if port > 0 {
+        return external;
+    }
+    Abilities {
+        capability_mask: capability::TRAP
+            | capability::SL_MAPPING
+            | capability::SYSTEM_IMAGE_GUID
+            | capability::EXTENDED_SPEEDS
+            | capability::CLIENT_REREGISTRATION,
+        ..external
     }
 }
 
@@ -494,6 +569,11 @@ const MOST_LINKS: u8 = 128;
 const MAD_WORDS: u8 = 72;
 const GRH_WORDS: u64 = 10;
 const PARTITIONS: u16 = 32;
+/// All unicast LIDs, and as many multicast LIDs as usual switches have.
+const TABLES: SwitchAbilities = SwitchAbilities {
+    unicast_lids: 0xc000,
+    multicast_lids: 0x400,
+};
 const GUIDS: u8 = 8;
 /// The codes of PortInfo.
 const MTU_4096: u8 = 5;

@@ -43,7 +43,7 @@ impl Node {
 
     fn place(&self) -> Place {
         Place {
-            is_switch: false,
+            is_switch: self.switch.is_some(),
             ports: self.identity.num_ports,
         }
     }

@@ -117,6 +117,12 @@ impl Port {
         }
     }
 
+    /// Makes this the port 0 of a switch, which has no link and is always active.
+    pub(crate) fn be_own_port(&mut self) {
+        self.info.port_state = PortState::ACTIVE;
+        self.info.physical_state = PhysicalState::LINK_UP;
+    }
+
     /// Returns the state of the port, as a subnet manager with the M_Key reads it; `local_port_num` is 0.
     pub fn info(&self) -> &PortInfo {
         &self.info

@@ -5,13 +5,14 @@ use std::time::Duration;
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::notice::Notice;
 use polyverbs_wire::mad::smp::{
-    self, GuidInfo, NodeDescription, NodeInfo, PKeyTable, PortInfo, SlToVlTable, SmInfo, Smp,
-    VlArbitrationTable, capability,
+    self, GuidInfo, LinearForwardingTable, MulticastForwardingTable, NodeDescription, NodeInfo,
+    PKeyTable, PortInfo, SlToVlTable, SmInfo, Smp, SwitchInfo, VlArbitrationTable, capability,
 };
 use polyverbs_wire::mad::{Attribute as _, MadHeader, method, status};
 
 use crate::node::{Node, Processed};
 use crate::port::{Event, Port};
+use crate::switch::Switch;
 
 /// Answers an SMP that has come to this node by this port, in place.
 ///
@@ -31,7 +32,13 @@ pub(crate) fn process(
     if !matches!(request, method::GET | method::SET | method::TRAP_REPRESS) {
         return Err(status::METHOD);
     }
-    let Some(entered) = node.port_mut(port) else {
+    // Port 0 of a switch has the M_Key of the whole switch.
+    let own = node.own_port(port);
+    if node.port(port).is_none() {
+        return Ok(Processed::Consumed);
+    }
+    let is_switch = node.switch.is_some();
+    let Some(entered) = node.port_mut(own) else {
         return Ok(Processed::Consumed);
     };
     if !entered.admits(request, smp.m_key, now) {
@@ -47,9 +54,21 @@ pub(crate) fn process(
         (NodeInfo::ID, method::GET) => node_info(node, port, modifier, smp)?,
         (PortInfo::ID, _) => port_info(node, port, modifier, is_set, smp)?,
         (GuidInfo::ID, _) => guid_info(entered, modifier, is_set, smp)?,
-        (PKeyTable::ID, _) => p_key_table(entered, modifier, is_set, smp)?,
+        (PKeyTable::ID, _) => {
+            let port = selected(node, port, modifier >> 16)?;
+            p_key_table(port, modifier, is_set, smp)?;
+        }
+        (SlToVlTable::ID, _) if is_switch => {
+            switch_sl_to_vl(node, modifier, is_set, smp)?;
+        }
         (SlToVlTable::ID, _) => sl_to_vl(entered, is_set, smp)?,
-        (VlArbitrationTable::ID, _) => vl_arbitration(entered, modifier, is_set, smp)?,
+        (VlArbitrationTable::ID, _) => {
+            let port = selected(node, port, modifier & 0xffff)?;
+            vl_arbitration(port, modifier, is_set, smp)?;
+        }
+        (SwitchInfo::ID, _) => switch_info(switch_of(node)?, modifier, is_set, smp)?,
+        (LinearForwardingTable::ID, _) => linear(switch_of(node)?, modifier, is_set, smp)?,
+        (MulticastForwardingTable::ID, _) => multicast(switch_of(node)?, modifier, is_set, smp)?,
         (SmInfo::ID, _) => return sm_info(entered),
         _ => return Err(status::METHOD_AND_ATTRIBUTE),
     }
@@ -64,7 +83,9 @@ fn node_description(node: &Node, modifier: u32, smp: &mut Smp) -> Result<(), u16
 
 fn node_info(node: &Node, port: u8, modifier: u32, smp: &mut Smp) -> Result<(), u16> {
     require(modifier == 0)?;
-    let entered = node.port(port).ok_or(status::INVALID_FIELD)?;
+    let entered = node
+        .port(node.own_port(port))
+        .ok_or(status::INVALID_FIELD)?;
     smp.data = Octets::holding(&NodeInfo {
         port_guid: entered.guids[0],
         local_port_num: port,
@@ -82,13 +103,13 @@ fn port_info(
 ) -> Result<(), u16> {
     const KNOWS_EXTENDED_SPEEDS: u32 = 1 << 31;
     let number = match modifier & !KNOWS_EXTENDED_SPEEDS {
-        0 => entered,
+        0 => node.own_port(entered),
         other => u8::try_from(other).map_err(|_| status::INVALID_FIELD)?,
     };
     let wanted: PortInfo = smp.data.header();
+    // A port of an adapter is configured through itself alone, because its own M_Key protects it.
+    let is_set = is_set && (node.switch.is_some() || number == entered);
     let port = node.port_mut(number).ok_or(status::INVALID_FIELD)?;
-    // A port is configured through itself alone, because its own M_Key protects it.
-    let is_set = is_set && number == entered;
     if is_set {
         port.configure(&wanted)?;
     }
@@ -119,7 +140,7 @@ fn guid_info(port: &mut Port, modifier: u32, is_set: bool, smp: &mut Smp) -> Res
 fn p_key_table(port: &mut Port, modifier: u32, is_set: bool, smp: &mut Smp) -> Result<(), u16> {
     let wanted: PKeyTable = smp.data.header();
     let written = is_set.then_some(wanted.p_keys);
-    // The upper half of the modifier is the port of a switch.
+    // The upper half of the modifier is the port of a switch, which is found already.
     let (p_keys, has_changed) = exchange(&mut port.p_keys, modifier & 0xffff, written)?;
     if has_changed {
         port.note(Event::PkeyChange);
@@ -154,6 +175,55 @@ fn vl_arbitration(port: &mut Port, modifier: u32, is_set: bool, smp: &mut Smp) -
         *entries = smp.data;
     }
     smp.data = *entries;
+    Ok(())
+}
+
+/// The port that a modifier selects at a switch; at an adapter, the one by which the request came.
+fn selected(node: &mut Node, entered: u8, number: u32) -> Result<&mut Port, u16> {
+    let number = match node.switch {
+        Some(_) => u8::try_from(number).map_err(|_| status::INVALID_FIELD)?,
+        None => entered,
+    };
+    node.port_mut(number).ok_or(status::INVALID_FIELD)
+}
+
+/// An adapter does not know the attributes of switches.
+fn switch_of(node: &mut Node) -> Result<&mut Switch, u16> {
+    node.switch.as_mut().ok_or(status::METHOD_AND_ATTRIBUTE)
+}
+
+fn switch_sl_to_vl(node: &mut Node, modifier: u32, is_set: bool, smp: &mut Smp) -> Result<(), u16> {
+    let [_, _, input, output] = modifier.to_be_bytes();
+    require(node.port(input).is_some() && node.port(output).is_some())?;
+    let written = is_set.then(|| smp.data.header::<SlToVlTable>());
+    let table = switch_of(node)?.sl_to_vl(input, output, written);
+    smp.data = Octets::holding(&table);
+    Ok(())
+}
+
+fn switch_info(switch: &mut Switch, modifier: u32, is_set: bool, smp: &mut Smp) -> Result<(), u16> {
+    require(modifier == 0)?;
+    if is_set {
+        switch.configure(&smp.data.header())?;
+    }
+    smp.data = Octets::holding(&switch.info);
+    Ok(())
+}
+
+fn linear(switch: &mut Switch, modifier: u32, is_set: bool, smp: &mut Smp) -> Result<(), u16> {
+    let written = is_set.then_some(smp.data.0);
+    let (ports, _) = exchange(&mut switch.linear, modifier, written)?;
+    smp.data = Octets(ports);
+    Ok(())
+}
+
+fn multicast(switch: &mut Switch, modifier: u32, is_set: bool, smp: &mut Smp) -> Result<(), u16> {
+    let (block, position) = (modifier & 0x1ff, modifier >> 28);
+    let table = switch.multicast.get_mut(position as usize);
+    let table = table.ok_or(status::INVALID_FIELD)?;
+    let written = is_set.then(|| smp.data.header::<MulticastForwardingTable>().port_masks);
+    let (port_masks, _) = exchange(table, block, written)?;
+    smp.data = Octets::holding(&MulticastForwardingTable { port_masks });
     Ok(())
 }
 

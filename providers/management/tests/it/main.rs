@@ -6,5 +6,6 @@ mod m_key;
 mod pma;
 mod port_info;
 mod rig;
+mod rmpp;
 mod route;
 mod sma;

@@ -14,6 +14,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("polyverbs-wire", &[]),
     // The agents of nodes know formats, and neither the engine nor a transport.
     ("polyverbs-management", &["polyverbs-wire"]),
+    // A fabric carries datagrams of management, and knows no device.
+    (
+        "polyverbs-fabric",
+        &["polyverbs-management", "polyverbs-wire"],
+    ),
     // Links with a wire are generic over the codec that a driver gives them.
     ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
     // Drivers do not know each other. Only InfiniBand has agents for a subnet manager.
@@ -93,7 +98,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "polyverbs-c-libraries",
-        &["polyverbs-libibverbs", "polyverbs-librdmacm"],
+        &[
+            "polyverbs-libibumad",
+            "polyverbs-libibverbs",
+            "polyverbs-librdmacm",
+        ],
     ),
     // The command writes the configuration of a program, and the libraries read it. Its manifest says why it names the formats.
     (
@@ -125,6 +134,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-cli",
         &[
             "verbs-api",
+            "polyverbs-fabric",
+            "polyverbs-wire",
             "polyverbs",
             "polyverbs-benches",
             "polyverbs-configuration",
