@@ -245,7 +245,7 @@ struct Waiting<F, O> {
     messages: Vec<Parked<F, O>>,
 }
 
-/// A process that is or was the leader of the own address. Its number alone is too short to tell it from another one: if
+/// A process that is or was the leader of the own address. Its number alone is too short to identify it: if
 /// two leaders in succession had the same, messages would be forwarded twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Leader {
