@@ -10,6 +10,7 @@ use polyverbs_management::address::{SMI_QP, is_subnet_management};
 use polyverbs_management::agent_table::{
     Limits, Patience, RegisterError, Registration, Request, SendError, Timeout,
 };
+use polyverbs_management::route::{self, Place};
 use polyverbs_management::{Address, AgentId, AgentTable, GlobalRoute, NextHop, Recipient};
 use polyverbs_wire::mad::{self, GSI_QP, MAD_LEN};
 use verbs_api::VerbError;
@@ -83,6 +84,14 @@ impl Programs {
         }
         again
     }
+
+    /// Gives all requests back, because the device is gone and no answer comes any more.
+    fn flush(&mut self) {
+        for Request { agent, mad, to } in self.table.flush() {
+            let to = to_verbs(&to);
+            self.note(agent, AgentEvent::Flushed { mad, to });
+        }
+    }
 }
 
 impl SubnetPort {
@@ -91,9 +100,8 @@ impl SubnetPort {
         std::mem::take(&mut self.programs.lock().events)
     }
 
-    /// Sends a MAD of an agent. Returns whether its directed route begins at this port, or it has none. A MAD that cannot leave
-    /// because of the state of the port is lost.
-    fn transmit(&self, device: &Device, mut mad: [u8; MAD_LEN], to: &Address) -> bool {
+    /// Sends a MAD of an agent. A MAD that cannot leave because of the state of the port is lost.
+    fn transmit(&self, device: &Device, mut mad: [u8; MAD_LEN], to: &Address) {
         let now = device.network().timers().now();
         let next = self.node.lock().send(PORT, &mut mad, moment(now));
         let mut effects = Effects::default();
@@ -108,12 +116,12 @@ impl SubnetPort {
                 self.send_mad(device, &ends, &mad, now, &mut effects);
             }
             NextHop::Here => self.deliver_here(&mut mad),
-            NextHop::Lid(_) | NextHop::Dropped => return false,
+            // The agents of the port have taken it, and do not answer.
+            NextHop::Lid(_) | NextHop::Dropped => {}
         }
         device.follow_agents(&mut effects);
         effects.run();
         self.report_events();
-        true
     }
 
     /// Gives a MAD of an agent that has no hop to make to the agents of this port.
@@ -154,11 +162,13 @@ impl SubnetPort {
     }
 
     fn expire(self: &Arc<Self>, device: &Weak<Device>, now: Time) {
-        let Some(device) = device.upgrade().filter(|device| !device.is_removed()) else {
-            return;
-        };
         let mut programs = self.programs.lock();
         programs.armed = None;
+        let Some(device) = device.upgrade().filter(|device| !device.is_removed()) else {
+            programs.flush();
+            drop(programs);
+            return self.report_events();
+        };
         let again = programs.expire(moment(now));
         drop(programs);
         for Request { mad, to, .. } in again {
@@ -216,6 +226,7 @@ impl AgentOps for ProgramAgent {
         let device = self.device.upgrade().filter(|device| !device.is_removed());
         let device = device.ok_or(VerbError::DeviceRemoved)?;
         let (mut mad, to) = (*mad, to_agents(to));
+        check_route(&mad)?;
         let now = moment(device.network().timers().now());
         let patience = patience.map(|it| Patience {
             timeout: it.timeout,
@@ -225,13 +236,8 @@ impl AgentOps for ProgramAgent {
         let prepared = programs.table.send(self.id, &mut mad, &to, patience, now);
         drop(programs);
         prepared.map_err(refusal)?;
-        let (class, transaction_id) = transaction(&mad);
-        if !self.port.transmit(&device, mad, &to) {
-            let mut programs = self.port.programs.lock();
-            programs.table.cancel(self.id, class, transaction_id);
-            let reason = "its directed route does not begin at this port";
-            return Err(VerbError::argument("mad", reason));
-        }
+        let (_, transaction_id) = transaction(&mad);
+        self.port.transmit(&device, mad, &to);
         self.port.arm(&device);
         device.network().send_off();
         Ok(transaction_id)
@@ -256,6 +262,21 @@ impl Drop for ProgramAgent {
         let sink = self.port.programs.lock().table.unregister(self.id);
         // The sink is dropped with the lock released.
         drop(sink);
+    }
+}
+
+/// Checks that the directed route of a MAD, if it has one, begins at this port.
+fn check_route(mad: &[u8; MAD_LEN]) -> Result<(), VerbError> {
+    let place = Place {
+        is_switch: false,
+        ports: PORT,
+    };
+    match route::depart(&mut { *mad }, place, PORT) {
+        NextHop::Dropped => {
+            let reason = "it is none, or its directed route does not begin at this port";
+            Err(VerbError::argument("mad", reason))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -382,3 +382,43 @@ fn agents_reach_each_other_on_a_direct_network() {
     });
     bring_up(&rig);
 }
+
+// covers 8.71
+#[test]
+fn requests_of_a_removed_device_are_flushed() {
+    let rig = connected();
+    let client = client(&rig.a);
+    rig.wire.rule(|_| Fate::Drop);
+    let mad = get::<ClassPortInfo>(PERF_CLASS);
+    client.send(&mad, &by_lid(5), PATIENT).unwrap();
+    rig.a.engine.remove();
+    rig.run();
+    let event = client.poll_event();
+    assert!(
+        matches!(event, Some(AgentEvent::Flushed { .. })),
+        "{event:?}"
+    );
+    assert_eq!(client.poll_event(), None);
+    assert_eq!(
+        client.send(&mad, &by_lid(5), PATIENT),
+        Err(VerbError::DeviceRemoved)
+    );
+}
+
+// covers 8.68
+#[test]
+fn a_request_to_the_own_node_without_its_key_times_out() {
+    let rig = managed();
+    let client = client(&rig.a);
+    manage(&rig, &client, 0, |info| {
+        (info.m_key, info.m_key_protect_bits) = (7, 2);
+    });
+    let mad = directed(0, method::GET, &PortInfo::default());
+    client.send(&mad, &neighbour(&rig.b), PATIENT).unwrap();
+    rig.run();
+    let event = client.poll_event();
+    assert!(
+        matches!(event, Some(AgentEvent::TimedOut { .. })),
+        "{event:?}"
+    );
+}
