@@ -64,13 +64,13 @@ impl Context {
 
 impl ManagementAgent {
     /// Sends a MAD, and returns its transaction ID. The upper half of a request's ID is the agent's, and replaces what `mad` has
-    /// there; an answer leaves as it is. A request with `patience` is answered, or comes back as timed out; without, nobody
-    /// waits for an answer.
+    /// there; an answer leaves as it is. A request with `patience` is answered, or comes back as timed out; the answer to any
+    /// other request is dropped.
     ///
     /// This may be called in every handler, and does not block.
     ///
     /// # Errors
-    /// The MAD is none, its directed route does not begin at this port, or a request with its class and transaction ID waits for
+    /// Its base version is not 1, its directed route does not begin at this port, or a request with its class and transaction ID waits for
     /// an answer already.
     #[doc(alias = "umad_send")]
     pub fn send(
@@ -84,7 +84,7 @@ impl ManagementAgent {
     }
 
     /// Cancels the request with this class and transaction ID, which comes back as [`Flushed`](AgentEvent::Flushed). Returns
-    /// whether it was waiting for an answer.
+    /// whether there was such a request without an answer.
     ///
     /// # Errors
     /// The agent was not registered.

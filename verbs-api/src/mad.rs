@@ -103,7 +103,7 @@ pub struct MadPatience {
     pub retries: u32,
 }
 
-/// What has happened to an agent.
+/// An event of an agent: a MAD has arrived, or a request has ended without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentEvent {
     /// A MAD has arrived: a request for which the agent is registered, or the answer to a request of its own.

@@ -340,7 +340,7 @@ impl<O> AgentTable<O> {
         Some(self.finish(id, transaction)?.request)
     }
 
-    /// Ends the wait of all requests, because none will be answered any more, and returns them in the order of their deadlines.
+    /// Ends the wait of all requests, for instance because the port is gone, and returns them in the order of their deadlines.
     /// The caller gives them back to their agents as flushed.
     pub fn flush(&mut self) -> Vec<Request> {
         let waiting = std::mem::take(&mut self.deadlines);

@@ -1,4 +1,4 @@
-//! The agents of programs at a port: what they send, what arrives for them, and their requests that wait for an answer.
+//! The agents of programs at a port: the MADs that they send and receive, and their outstanding requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -85,7 +85,7 @@ impl Programs {
         again
     }
 
-    /// Gives all requests back, because the device is gone and no answer comes any more.
+    /// Flushes all outstanding requests, because the device is gone.
     fn flush(&mut self) {
         for Request { agent, mad, to } in self.table.flush() {
             let to = to_verbs(&to);
@@ -312,7 +312,7 @@ pub(super) fn moment(now: Time) -> Duration {
     Duration::from_nanos(now.0)
 }
 
-// Ports are told apart by their LIDs. Those of an in-process network that have none get a global route with their number.
+// A LID identifies a port. A port of an in-process network without one has a global route with its number instead.
 const IN_PROCESS: u64 = 0xfd << 56;
 
 /// The address of a port as the agents have it.

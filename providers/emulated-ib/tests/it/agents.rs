@@ -1,4 +1,4 @@
-//! Agents of programs at a port of an InfiniBand network: whom MADs reach, and when requests come back.
+//! Agents of programs at a port of an InfiniBand network: which agent a MAD reaches, and when requests come back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
