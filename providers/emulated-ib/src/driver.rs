@@ -15,7 +15,9 @@ use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
 use polyverbs_management::address::SMI_QP;
 use polyverbs_wire::mad::GSI_QP;
+use verbs_api::objects::management::AgentRegistration;
 use verbs_api::provider::carrier::{Carrier, ManagementPort};
+use verbs_api::provider::{AgentOps, AgentSink};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
     Features, VerbError, WcStatus,
@@ -248,6 +250,17 @@ impl Driver for InfiniBand {
         match &device.driver().subnet {
             Some(subnet) => subnet.set_link(state),
             None => device.follow_link(state),
+        }
+    }
+
+    fn register_agent(
+        device: &Arc<Device<Self>>,
+        registration: AgentRegistration,
+        sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        match &device.driver().subnet {
+            Some(port) => subnet::register(device, port, registration, sink),
+            None => Err(VerbError::UnsupportedVerb("register_agent")),
         }
     }
 

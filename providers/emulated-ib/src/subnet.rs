@@ -5,8 +5,8 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
+use polyverbs_engine::effects::Effects;
 use polyverbs_engine::link::{Frame, OwnedFrame};
 use polyverbs_engine::management::{Arrival, Handled, ManagementAgents, PortChange};
 use polyverbs_engine::network::Member;
@@ -32,6 +32,9 @@ mod counters;
 use counters::PortTotals;
 mod link;
 pub use link::SubnetLink;
+mod programs;
+pub(crate) use programs::register;
+use programs::{Programs, agent_address, moment};
 
 /// The number of the only port.
 const PORT: u8 = 1;
@@ -39,6 +42,7 @@ const PORT: u8 = 1;
 /// The port of a device on an InfiniBand network, and the agents that answer for it.
 pub struct SubnetPort {
     node: Mutex<Node>,
+    programs: Mutex<Programs>,
     totals: PortTotals,
     next_psn: AtomicU32,
 }
@@ -60,6 +64,7 @@ impl SubnetPort {
         };
         let port = Self {
             node: Mutex::new(Node::adapter(identity, description, &[abilities(guid)])),
+            programs: Mutex::default(),
             totals: PortTotals::default(),
             next_psn: AtomicU32::new(random() as u32),
         };
@@ -147,10 +152,14 @@ impl ManagementAgents for SubnetPort {
         if let Some(port) = node.port_mut(PORT) {
             port.totals = self.totals.read();
         }
-        let next = match node.receive(PORT, mad, Duration::from_nanos(now.0)) {
-            NextHop::Here => node.refuse(PORT, mad),
-            next => next,
-        };
+        let mut next = node.receive(PORT, mad, moment(now));
+        if next == NextHop::Here {
+            let from = agent_address(arrival.from, (arrival.src_qp, arrival.q_key));
+            next = match self.programs.lock().receive(mad, &from) {
+                true => node.refuse(PORT, mad),
+                false => NextHop::Dropped,
+            };
+        }
         match next {
             NextHop::Address | NextHop::Port(_) => Handled::Answered,
             NextHop::Here | NextHop::Lid(_) | NextHop::Dropped => Handled::Consumed,
@@ -229,11 +238,7 @@ pub(crate) fn handle(
         from: frame.from,
         src_qp: frame.header.src_qp,
     };
-    let passes = match arrival.qpn {
-        SMI_QP => device.is_link_up(),
-        _ => device.is_port_active(),
-    };
-    if !passes || frame.payload.len() != MAD_LEN {
+    if !passes(device, arrival.qpn) || frame.payload.len() != MAD_LEN {
         return;
     }
     if arrival.qpn == GSI_QP && q_key != GSI_Q_KEY {
@@ -241,30 +246,67 @@ pub(crate) fn handle(
     }
     let mut mad = [0; MAD_LEN];
     frame.payload.read(&mut mad);
-    if device.handle_mad(&mut mad, &arrival, cx) == Handled::Answered && device.is_link_up() {
-        let q_key = if arrival.qpn == GSI_QP { GSI_Q_KEY } else { 0 };
-        let body = Body::Datagram(q_key, SendExtra::Nothing, None);
-        let header = Header::new(QpType::Ud, arrival.qpn, arrival.src_qp, subnet.psn(), body);
-        send(device, arrival.from, header, &mad, cx);
+    let handled = device.handle_mad(&mut mad, &arrival, cx);
+    if handled == Handled::Answered {
+        let ends = Ends {
+            to: arrival.from,
+            dest_qp: arrival.src_qp,
+            src_qp: arrival.qpn,
+            q_key: if arrival.qpn == GSI_QP { GSI_Q_KEY } else { 0 },
+        };
+        let now = cx.moment();
+        subnet.send_mad(device, &ends, &mad, now, &mut cx.effects);
+    }
+    for (sink, event) in subnet.take_events() {
+        cx.effects.later(move |_| sink.event(event));
     }
 }
 
-/// Sends a MAD. Without a link the receiving device takes it when the call holds no lock.
-fn send(device: &Device, to: LinkAddress, header: Header, mad: &[u8; MAD_LEN], cx: &mut Cx<'_>) {
-    let frame = Frame {
-        from: device.address(),
-        to,
-        header,
-        payload: Payload::Bytes(mad),
-        damaged: false,
-    };
-    let (network, now) = (device.network(), cx.moment());
-    if let Some(link) = network.link() {
-        return link.send(frame, now);
+/// The queue pairs between which a MAD goes, and the port of its destination.
+struct Ends {
+    to: LinkAddress,
+    dest_qp: u32,
+    src_qp: u32,
+    q_key: u32,
+}
+
+impl SubnetPort {
+    /// Sends a MAD, which is lost if the state of the port lets it not pass: only subnet management passes a port that is not
+    /// active (IBTA 7.2.7). Without a link the receiving device takes it by an effect.
+    fn send_mad(
+        &self,
+        device: &Device,
+        ends: &Ends,
+        mad: &[u8; MAD_LEN],
+        now: Time,
+        effects: &mut Effects,
+    ) {
+        if !passes(device, ends.src_qp) {
+            return;
+        }
+        let body = Body::Datagram(ends.q_key, SendExtra::Nothing, None);
+        let frame = Frame {
+            from: device.address(),
+            to: ends.to,
+            header: Header::new(QpType::Ud, ends.src_qp, ends.dest_qp, self.psn(), body),
+            payload: Payload::Bytes(mad),
+            damaged: false,
+        };
+        let network = device.network();
+        if let Some(link) = network.link() {
+            return link.send(frame, now);
+        }
+        if let Some(peer) = network.device(ends.to) {
+            let frame: OwnedFrame<Header> = frame.to_owned();
+            effects.later(move |_| peer.handle_frame(frame.as_frame(), now));
+        }
     }
-    if let Some(peer) = network.device(to) {
-        let frame: OwnedFrame<Header> = frame.to_owned();
-        cx.effects
-            .later(move |_| peer.handle_frame(frame.as_frame(), now));
+}
+
+/// Whether the state of the port lets MADs of this queue pair pass.
+fn passes(device: &Device, qpn: u32) -> bool {
+    match qpn {
+        SMI_QP => device.is_link_up(),
+        _ => device.is_port_active(),
     }
 }

@@ -518,11 +518,9 @@ impl<D: Driver> Device<D> {
     /// Has the driver bring the link into this state, and lets the port follow.
     pub fn set_link_state(&self, state: PhysState) {
         D::set_link_state(self, state);
-        if let Some(agents) = self.driver().management() {
-            let mut effects = Effects::default();
-            self.follow(agents, &mut effects);
-            effects.run();
-        }
+        let mut effects = Effects::default();
+        self.follow_agents(&mut effects);
+        effects.run();
     }
 
     /// Lets a port without agents follow its link: it is down while the link is disabled, and active otherwise.
@@ -533,7 +531,14 @@ impl<D: Driver> Device<D> {
         });
     }
 
-    /// Makes the attributes of the port those that the agents describe, and then reports what has changed.
+    /// Lets the port follow the changes that its agents have made without a MAD that has arrived.
+    pub fn follow_agents(&self, effects: &mut Effects) {
+        if let Some(agents) = self.driver().management() {
+            self.follow(agents, effects);
+        }
+    }
+
+    /// Makes the attributes of the port those that the agents describe, and then reports the changes by events.
     fn follow(&self, agents: &dyn ManagementAgents, effects: &mut Effects) {
         let mut events = Vec::new();
         while let Some(change) = agents.poll_change() {

@@ -39,7 +39,7 @@ pub enum Handled {
 /// A change of the port that a MAD, or the link, has caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortChange {
-    /// Programs are told of it by this event.
+    /// The device reports this event to programs.
     Event(EventType),
     /// A subnet manager wants the link in this state: [`Driver::set_link_state`](crate::driver::Driver::set_link_state).
     Link(PhysState),

@@ -1,6 +1,7 @@
 //! The driver with peers that the tests play by hand, and over UDP.
 
 mod acknowledges;
+mod agents;
 mod congestion;
 mod credits;
 mod framed;

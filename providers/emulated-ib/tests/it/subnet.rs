@@ -23,26 +23,26 @@ use verbs_api::{WcStatus, wr};
 use crate::support::{OwnFrame, Rig, Setup, Side, poll};
 
 /// The queue pair that the requests come from.
-const REQUESTER: u32 = 0;
+pub(crate) const REQUESTER: u32 = 0;
 const TRANSACTION: u64 = 0x1234;
 
 /// Two devices whose ports a subnet manager has not found yet.
-fn managed() -> Rig {
+pub(crate) fn managed() -> Rig {
     Rig::unconnected(Setup {
         managed: true,
         ..Setup::default()
     })
 }
 
-fn get<A: Attribute>(class: u8) -> [u8; MAD_LEN] {
+pub(crate) fn get<A: Attribute>(class: u8) -> [u8; MAD_LEN] {
     request(class, method::GET, &A::default())
 }
 
-fn set<A: Attribute>(attribute: &A) -> [u8; MAD_LEN] {
+pub(crate) fn set<A: Attribute>(attribute: &A) -> [u8; MAD_LEN] {
     request(LID_CLASS, method::SET, attribute)
 }
 
-fn request<A: Attribute>(class: u8, method: u8, attribute: &A) -> [u8; MAD_LEN] {
+pub(crate) fn request<A: Attribute>(class: u8, method: u8, attribute: &A) -> [u8; MAD_LEN] {
     let class_version = match class {
         PERF_CLASS => perf::CLASS_VERSION,
         _ => smp::CLASS_VERSION,
@@ -65,7 +65,7 @@ fn request<A: Attribute>(class: u8, method: u8, attribute: &A) -> [u8; MAD_LEN] 
 }
 
 /// A frame with a MAD to queue pair 0 or 1 of a device, which the other device might have sent.
-fn carried(rig: &Rig, to: &Side, qpn: u32, q_key: u32, mad: &[u8]) -> OwnFrame {
+pub(crate) fn carried(rig: &Rig, to: &Side, qpn: u32, q_key: u32, mad: &[u8]) -> OwnFrame {
     let body = Body::Datagram(q_key, SendExtra::Nothing, None);
     let from = [&rig.a, &rig.b].map(Side::address);
     OwnFrame {
@@ -78,12 +78,12 @@ fn carried(rig: &Rig, to: &Side, qpn: u32, q_key: u32, mad: &[u8]) -> OwnFrame {
 }
 
 /// Delivers a MAD and runs nothing else: no job of the network, no timer, no other thread.
-fn deliver(to: &Side, frame: &OwnFrame) {
+pub(crate) fn deliver(to: &Side, frame: &OwnFrame) {
     to.engine.handle_frame(frame.as_frame(), Time(1));
 }
 
 /// The frames that a device has sent since the log was last emptied.
-fn answers(rig: &Rig, of: &Side) -> Vec<OwnFrame> {
+pub(crate) fn answers(rig: &Rig, of: &Side) -> Vec<OwnFrame> {
     let mut frames = rig.wire.log();
     rig.wire.forget();
     frames.retain(|frame| frame.from == of.address());
@@ -112,7 +112,7 @@ fn port_info(rig: &Rig, side: &Side) -> PortInfo {
 }
 
 /// Changes the PortInfo of a device as a subnet manager does.
-fn configure(rig: &Rig, side: &Side, change: impl FnOnce(&mut PortInfo)) {
+pub(crate) fn configure(rig: &Rig, side: &Side, change: impl FnOnce(&mut PortInfo)) {
     let mut info = port_info(rig, side);
     change(&mut info);
     let (header, _) = ask(rig, side, &set(&info));
@@ -120,13 +120,13 @@ fn configure(rig: &Rig, side: &Side, change: impl FnOnce(&mut PortInfo)) {
 }
 
 /// Gives a device a LID and activates its port.
-fn activate(rig: &Rig, side: &Side, lid: u16) {
+pub(crate) fn activate(rig: &Rig, side: &Side, lid: u16) {
     configure(rig, side, |info| (info.lid, info.sm_lid) = (lid, 1));
     configure(rig, side, |info| info.port_state = State::ARMED);
     configure(rig, side, |info| info.port_state = State::ACTIVE);
 }
 
-fn port(side: &Side) -> PortAttributes {
+pub(crate) fn port(side: &Side) -> PortAttributes {
     side.context.query_port(1).unwrap()
 }
 
@@ -205,7 +205,7 @@ fn each_queue_pair_takes_its_own_mads_only() {
 
 // covers 8.64
 #[test]
-fn what_is_not_a_mad_is_dropped() {
+fn frames_without_a_whole_mad_are_dropped() {
     let rig = managed();
     let mad = get::<NodeInfo>(LID_CLASS);
     let mut longer = mad.to_vec();
@@ -347,7 +347,7 @@ fn the_port_follows_its_link() {
 }
 
 /// Connected queue pairs of active ports with the LIDs 4 and 5.
-fn connected() -> Rig {
+pub(crate) fn connected() -> Rig {
     let rig = managed();
     activate(&rig, &rig.a, 4);
     activate(&rig, &rig.b, 5);

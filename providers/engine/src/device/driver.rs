@@ -9,8 +9,11 @@
 //! device failed ([`Device::remove`]).
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
+use verbs_api::objects::management::AgentRegistration;
 use verbs_api::provider::carrier::Carrier;
+use verbs_api::provider::{AgentOps, AgentSink};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{
     VerbError, WcStatus,
@@ -148,6 +151,19 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// configures it.
     fn management(&self) -> Option<&dyn ManagementAgents> {
         None
+    }
+
+    /// Registers an agent of a program, for management datagrams that the device's own [agents](Self::management) do not
+    /// answer. By default this is unsupported.
+    ///
+    /// # Errors
+    /// The device has no agents, another agent has one of the methods, or the class does not exist.
+    fn register_agent(
+        _device: &Arc<Device<Self>>,
+        _registration: AgentRegistration,
+        _sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        Err(VerbError::UnsupportedVerb("register_agent"))
     }
 
     /// Returns names and values of the driver's own counters, which programs see next to those of the engine. By default there

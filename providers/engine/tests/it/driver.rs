@@ -18,6 +18,7 @@ use polyverbs_engine::operation::{Arrived, Octets, OperationEmulation, TargetMem
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::qpn::QpnPool;
 use polyverbs_engine::time::{Host, Time};
+use verbs_api::objects::management::{AgentEvent, AgentRegistration, MadAddress};
 use verbs_api::probe::Probe;
 use verbs_api::provider::{DeviceOps, EventSink, Mutex, Operation};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
@@ -527,6 +528,25 @@ fn a_driver_without_agents_answers_no_datagram() {
     let rig: Rig<Plain> = Rig::new(true);
     assert!(deliver_mad(&rig, PhysState::Disabled).is_empty());
     assert_eq!(state_of_port(&rig.b), PortState::Active);
+}
+
+// covers 6.04 8.69
+#[test]
+fn the_driver_registers_the_agents_of_programs() {
+    let registration = AgentRegistration::new(3, 2);
+    let plain: Rig<Plain> = Rig::new(false);
+    let refused = plain.a.context.register_agent(1, registration);
+    let unsupported = VerbError::UnsupportedVerb("register_agent");
+    assert_eq!(refused.err(), Some(unsupported));
+    let rig: Rig<Full> = Rig::new(false);
+    let agent = rig.a.context.register_agent(1, registration).unwrap();
+    assert_eq!(rig.hooks.count("register_agent"), 1);
+    let path = AddressVector::new(rig.b.engine.address(), Gid([1; 16]), 1);
+    let from = MadAddress::general_services(path);
+    let mad = [7; MAD_LEN];
+    agent.send(&mad, &from, None).unwrap();
+    assert_eq!(agent.poll_event(), Some(AgentEvent::Received { mad, from }));
+    assert!(rig.a.context.register_agent(2, registration).is_err());
 }
 
 fn follows_its_link<D: Form>() -> usize {

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use polyverbs_engine::management::{Arrival, Handled, MAD_LEN, ManagementAgents, PortChange};
 use polyverbs_engine::time::Time;
+use verbs_api::VerbError;
 use verbs_api::capability::{PhysState, PortAttributes, PortState};
 use verbs_api::event::EventType;
-use verbs_api::provider::Mutex;
+use verbs_api::objects::management::{AgentEvent, MadAddress, MadPatience};
+use verbs_api::provider::{AgentOps, AgentSink, Mutex};
 
 use crate::Hooks;
 
@@ -53,6 +55,38 @@ impl Agents {
             };
             state.changes.push_back(PortChange::Event(event));
         }
+    }
+}
+
+/// An agent of a program, whose datagrams come back to it at once: the transport has one port.
+pub struct ProgramAgent {
+    sink: Arc<dyn AgentSink>,
+}
+
+impl ProgramAgent {
+    /// Makes an agent that reports to this sink.
+    pub fn new(sink: Arc<dyn AgentSink>) -> Self {
+        Self { sink }
+    }
+}
+
+impl AgentOps for ProgramAgent {
+    fn send(
+        &self,
+        mad: &[u8; MAD_LEN],
+        to: &MadAddress,
+        _: Option<MadPatience>,
+    ) -> Result<u64, VerbError> {
+        let event = AgentEvent::Received {
+            mad: *mad,
+            from: *to,
+        };
+        self.sink.event(event);
+        Ok(0)
+    }
+
+    fn cancel(&self, _: u8, _: u64) -> bool {
+        false
     }
 }
 

@@ -1,14 +1,19 @@
 //! Three forms of the driver. Each lists all that it overrides.
 
+use std::sync::Arc;
+
 use polyverbs_engine::express::{self, Express};
 use polyverbs_engine::management::ManagementAgents;
 use polyverbs_engine::qp::{Qp, QpRef, Responder};
 use polyverbs_engine::qpn::QpnPool;
 use verbs_api::capability::{Mtu, PhysState};
+use verbs_api::objects::management::AgentRegistration;
+use verbs_api::provider::{AgentOps, AgentSink};
 use verbs_api::qp::AddressVector;
 use verbs_api::wr::{PostReason, WorkRequest};
 use verbs_api::{Access, VerbError, WcStatus};
 
+use crate::agents::ProgramAgent;
 use crate::responder::Asker;
 use crate::{Receiving, Sending, form};
 
@@ -58,6 +63,15 @@ form! {
 
     fn management(&self) -> Option<&dyn ManagementAgents> {
         Some(&self.0.agents)
+    }
+
+    fn register_agent(
+        device: &Arc<Device<Self>>,
+        _: AgentRegistration,
+        sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        device.driver().0.hooks.note("register_agent");
+        Ok(Box::new(ProgramAgent::new(sink)))
     }
 
     fn set_link_state(device: &Device<Self>, state: PhysState) {
