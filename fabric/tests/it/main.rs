@@ -3,4 +3,5 @@
 mod members;
 mod rig;
 mod subnet;
+mod switches;
 mod topology;

@@ -9,3 +9,4 @@ mod rig;
 mod rmpp;
 mod route;
 mod sma;
+mod switch;
