@@ -1,4 +1,4 @@
-//! The functions that describe devices and open their ports. Each asks the fabric, so that what a program sees is what is.
+//! The functions that describe devices and open their ports. Each asks the fabric, so that a program sees the current state.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};

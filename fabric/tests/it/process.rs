@@ -164,7 +164,7 @@ fn messages_that_are_nothing_get_no_reply_and_change_nothing() {
 }
 
 #[test]
-fn a_message_of_many_segments_comes_in_a_file_and_any_other_file_is_refused() {
+fn a_long_message_comes_in_a_file_up_to_a_limit() {
     with_process("file", |name| {
         let connection = program(name);
         let mut sent = request(1);
