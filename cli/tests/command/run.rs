@@ -329,6 +329,10 @@ fn the_command_installs_itself_with_its_libraries() {
         fs::read_link(lib.join("librdmacm.so.1")).unwrap(),
         PathBuf::from("libibverbs.so.1")
     );
+    assert_eq!(
+        fs::read_link(lib.join("libibumad.so.3")).unwrap(),
+        PathBuf::from("libibverbs.so.1")
+    );
     assert!(lib.join("libpolyverbs_rds_sockets.so").exists());
     assert_eq!(
         fs::metadata(prefix.join("bin/polyverbs"))
@@ -343,7 +347,7 @@ fn the_command_installs_itself_with_its_libraries() {
     assert!(page("polyverbs.1").contains(".SH SUBCOMMANDS"));
     assert!(page("polyverbs-ping.1").contains("No program"));
     assert!(page("polyverbs-rds-send.1").contains("all of them"));
-    assert_eq!(fs::read_dir(&pages).unwrap().count(), 19);
+    assert_eq!(fs::read_dir(&pages).unwrap().count(), 23);
     for script in [
         "bash-completion/completions/polyverbs",
         "fish/vendor_completions.d/polyverbs.fish",
