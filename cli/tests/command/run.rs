@@ -362,7 +362,7 @@ fn the_command_installs_itself_with_its_libraries() {
     }
     // A second installation replaces the first, and the installed command works from another folder.
     assert!(install.output().unwrap().status.success());
-    assert_eq!(fs::read_dir(&lib).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(&lib).unwrap().count(), 5);
     let moved = installed.folder.path("moved");
     fs::rename(&prefix, &moved).unwrap();
     let ran = Command::new(moved.join("bin/polyverbs"))
