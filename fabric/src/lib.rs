@@ -9,6 +9,7 @@
 //! | `transfers` | messages of several segments on their way |
 //! | [`query`] | queries of a program: attributes of nodes, and a walk of the fabric |
 //! | [`subnet`] | nodes, links, and the MADs between them |
+//! | `traps` | traps that are repeated until the subnet manager represses them |
 //! | [`topology`] | which nodes and links there are: reading and writing it |
 //!
 //! Below [`process`] there is no socket, clock or thread, so that a test decides what time it is.
@@ -23,5 +24,6 @@ mod sockets;
 pub mod subnet;
 pub mod topology;
 mod transfers;
+mod traps;
 
 pub use sockets::FabricName;

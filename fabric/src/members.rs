@@ -314,7 +314,8 @@ impl Fabric {
     pub fn next_deadline(&self) -> Option<Duration> {
         let tables = self.tables.values();
         let deadlines = tables.filter_map(AgentTable::next_deadline);
-        deadlines.chain(self.transfers.next_deadline()).min()
+        let others = [self.transfers.next_deadline(), self.subnet.next_deadline()];
+        deadlines.chain(others.into_iter().flatten()).min()
     }
 
     /// Repeats the requests whose time is over, or gives them back to their members.
@@ -333,6 +334,7 @@ impl Fabric {
                 }
             }
         }
+        self.subnet.expire(now);
         let (failed, repeated) = self.transfers.expire(now);
         for (key, it) in failed {
             self.fail(key, &it);

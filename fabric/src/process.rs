@@ -68,7 +68,7 @@ impl Process {
     /// Serves programs until a descriptor is readable.
     ///
     /// # Errors
-    /// The system has no way to wait any more.
+    /// The epoll instance fails.
     pub fn run(mut self, stop: Option<BorrowedFd<'_>>) -> io::Result<()> {
         if let Some(stop) = stop {
             epoll::add(&self.ready, stop, STOP, EventFlags::IN)?;

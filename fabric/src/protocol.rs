@@ -107,6 +107,39 @@ impl PortReport {
     pub fn info(&self) -> PortInfo {
         self.info.header()
     }
+
+    /// Returns width and speed of the link. A port without a link has the lowest ones.
+    pub fn rate(&self) -> ActiveRate {
+        let info = self.info();
+        let lanes = match info.link_width_active {
+            2 => 4,
+            4 => 8,
+            8 => 12,
+            16 => 2,
+            _ => 1,
+        };
+        let (speed, name) = match (info.link_speed_ext_active, info.link_speed_active) {
+            (1, _) => (140, "FDR"),
+            (2, _) => (250, "EDR"),
+            (4, _) => (500, "HDR"),
+            (8, _) => (1000, "NDR"),
+            (_, 2) => (50, "DDR"),
+            (_, 4) => (100, "QDR"),
+            _ => (25, "SDR"),
+        };
+        ActiveRate { lanes, speed, name }
+    }
+}
+
+/// Width and speed of a link, as programs show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActiveRate {
+    /// The number of lanes.
+    pub lanes: u16,
+    /// The speed of each lane in units of 100 Mb/s.
+    pub speed: u16,
+    /// The name of the speed.
+    pub name: &'static str,
 }
 
 /// The length up to which a MAD, or a message of several segments, is part of the message between the processes.

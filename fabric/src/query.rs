@@ -59,7 +59,29 @@ pub fn get<A: Attribute>(
     route: &Route,
     modifier: u32,
 ) -> Result<A, QueryError> {
-    let (mad, lid) = request::<A>(route, modifier)?;
+    exchange(through, route, modifier, None)
+}
+
+/// Writes an attribute of subnet management, and returns it as it is afterwards.
+///
+/// # Errors
+/// As [`get`].
+pub fn set<A: Attribute>(
+    through: &mut dyn Exchange,
+    route: &Route,
+    modifier: u32,
+    attribute: &A,
+) -> Result<A, QueryError> {
+    exchange(through, route, modifier, Some(attribute))
+}
+
+fn exchange<A: Attribute>(
+    through: &mut dyn Exchange,
+    route: &Route,
+    modifier: u32,
+    written: Option<&A>,
+) -> Result<A, QueryError> {
+    let (mad, lid) = request(route, modifier, written)?;
     let answer = through.exchange(&mad, lid)?;
     let decoded = mad::decode(&answer).map_err(|_| QueryError::Malformed)?;
     let header = MadHeader::of(decoded.header);
@@ -75,12 +97,20 @@ pub fn get<A: Attribute>(
     Ok(attribute)
 }
 
-fn request<A: Attribute>(route: &Route, modifier: u32) -> Result<([u8; MAD_LEN], u16), QueryError> {
+fn request<A: Attribute>(
+    route: &Route,
+    modifier: u32,
+    written: Option<&A>,
+) -> Result<([u8; MAD_LEN], u16), QueryError> {
     let mut header = MadHeader {
         base_version: 1,
         management_class: LID_CLASS,
         class_version: smp::CLASS_VERSION,
-        method: method::GET,
+        method: if written.is_some() {
+            method::SET
+        } else {
+            method::GET
+        },
         attribute_id: A::ID,
         attribute_modifier: modifier,
         ..MadHeader::default()
@@ -88,6 +118,7 @@ fn request<A: Attribute>(route: &Route, modifier: u32) -> Result<([u8; MAD_LEN],
     let mut smp = Smp {
         dr_slid: PERMISSIVE_LID,
         dr_dlid: PERMISSIVE_LID,
+        data: written.map(Octets::holding).unwrap_or_default(),
         ..Smp::default()
     };
     let lid = match route {

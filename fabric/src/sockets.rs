@@ -81,7 +81,7 @@ impl FabricName {
     /// Removes the file of the name, if it is one.
     pub(crate) fn remove(&self) {
         if self.0.contains('/') {
-            // A file that cannot be removed is in the way of nobody: the next process with this name replaces it.
+            // The next process with this name replaces a file that stays.
             let _ = std::fs::remove_file(&self.0);
         }
     }

@@ -19,6 +19,7 @@ use polyverbs_wire::mad::smp::{
 use polyverbs_wire::mad::{GSI_QP, MAD_LEN, method};
 
 use crate::topology::{End, NodeKind, NodeSpec, Rate, Speed, Topology};
+use crate::traps::Traps;
 
 /// A MAD that has arrived for the programs of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +87,7 @@ pub struct Subnet {
     moving: VecDeque<(End, Packet)>,
     arrived: VecDeque<Arrival>,
     events: VecDeque<(End, Event)>,
+    traps: Traps,
 }
 
 impl Subnet {
@@ -96,6 +98,7 @@ impl Subnet {
             moving: VecDeque::new(),
             arrived: VecDeque::new(),
             events: VecDeque::new(),
+            traps: Traps::default(),
         };
         for (node, spec) in topology.nodes.iter().enumerate() {
             for &port in spec.links.keys() {
@@ -128,21 +131,67 @@ impl Subnet {
         if let Some(port) = self.port_mut(at) {
             port.set_sm(is_sm);
         }
-        self.collect_events();
+        if let (Some(port), Some(kind)) = (self.port(at), self.kind(at)) {
+            let info = *port.info();
+            self.traps.capability_mask(at, kind, &info);
+        }
     }
 
     /// Cuts the link of a port, or joins it again. Nothing happens if the port has none.
     pub fn set_link(&mut self, at: End, is_up: bool) {
+        let ends = [Some(at), self.peer(at)];
         if is_up {
             self.train(at);
         } else {
-            for end in [Some(at), self.peer(at)].into_iter().flatten() {
+            for end in ends.into_iter().flatten() {
                 if let Some(port) = self.port_mut(end) {
                     port.link_down();
                 }
             }
         }
+        for end in ends.into_iter().flatten() {
+            self.report_link_state(end);
+        }
         self.collect_events();
+    }
+
+    /// Lets a switch say that the state of one of its ports has changed, not by the subnet manager.
+    fn report_link_state(&mut self, at: End) {
+        if !self.is_switch(at) {
+            return;
+        }
+        if let Some(station) = self.stations.get_mut(at.node) {
+            station.node.note_port_state_change();
+        }
+        let own = End { port: 0, ..at };
+        if let Some(port) = self.port(own) {
+            let info = *port.info();
+            self.traps.link_state(own, &info);
+        }
+    }
+
+    /// Returns the time at which [`expire`](Self::expire) is to be called; `None` if no trap waits.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.traps.next_deadline()
+    }
+
+    /// Sends the traps whose time has come.
+    pub fn expire(&mut self, now: Duration) {
+        let stations = &self.stations;
+        let timeout = |at: End| {
+            let port = stations.get(at.node).and_then(|it| it.node.port(at.port));
+            port.map_or(0, |port| port.info().subnet_timeout)
+        };
+        // 4.096 µs × 2^n. A port whose subnet manager has not set it does not flood the subnet.
+        let period = |at| Duration::from_nanos(4096 << timeout(at)).max(SHORTEST_PERIOD);
+        for (at, mad) in self.traps.due(now, period) {
+            let lid = self.port(at).map_or(0, |port| port.info().sm_lid);
+            let to = Address {
+                lid,
+                ..Address::default()
+            };
+            self.send(at, mad, &to, now);
+        }
     }
 
     /// Sends a MAD of a program by a port.
@@ -217,6 +266,8 @@ impl Subnet {
         if !is_admitted(&packet.mad, packet.destination_qp, packet.q_key) {
             return;
         }
+        let own = self.own_end(at);
+        self.traps.repress(own, &packet.mad);
         let Some(station) = self.stations.get_mut(at.node) else {
             return;
         };
@@ -387,6 +438,7 @@ impl Subnet {
             {
                 port.link_down();
                 self.train(at);
+                self.report_link_state(peer);
                 self.settle_peer(peer.node, node);
             }
         }
@@ -421,9 +473,17 @@ impl Subnet {
         self.stations.get_mut(at.node)?.node.port_mut(at.port)
     }
 
+    fn kind(&self, at: End) -> Option<NodeKind> {
+        Some(self.stations.get(at.node)?.kind)
+    }
+
     fn is_switch(&self, at: End) -> bool {
-        let station = self.stations.get(at.node);
-        station.is_some_and(|it| it.kind == NodeKind::Switch)
+        self.kind(at) == Some(NodeKind::Switch)
+    }
+
+    fn own_end(&self, at: End) -> End {
+        let port = if self.is_switch(at) { 0 } else { at.port };
+        End { port, ..at }
     }
 
     /// The port with the LID of this one, which is port 0 at a switch.
@@ -508,6 +568,7 @@ fn abilities(spec: &NodeSpec, port: u8) -> Abilities {
             | capability::SYSTEM_IMAGE_GUID
             | capability::EXTENDED_SPEEDS
             | capability::CM
+            | capability::CAPABILITY_MASK_NOTICE
             | capability::CLIENT_REREGISTRATION,
     }
 }
@@ -529,6 +590,7 @@ fn switch_abilities(spec: &NodeSpec, port: u8) -> Abilities {
             | capability::SL_MAPPING
             | capability::SYSTEM_IMAGE_GUID
             | capability::EXTENDED_SPEEDS
+            | capability::CAPABILITY_MASK_NOTICE
             | capability::CLIENT_REREGISTRATION,
         ..external
     }
@@ -568,6 +630,7 @@ const MOST_LINKS: u8 = 128;
 /// The 4-byte words of a MAD's packet, from LRH to ICRC, and of a GRH.
 const MAD_WORDS: u8 = 72;
 const GRH_WORDS: u64 = 10;
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 const PARTITIONS: u16 = 32;
 /// All unicast LIDs, and as many multicast LIDs as usual switches have.
 const TABLES: SwitchAbilities = SwitchAbilities {

@@ -9,7 +9,7 @@ use polyverbs_wire::mad::{MAD_LEN, method};
 
 use crate::topology::End;
 
-/// What tells one message of a port from another: the peer, the transaction ID, the class and the method. Without the method a
+/// The identity of a message at a port: the peer, the transaction ID, the class and the method. Without the method a
 /// port that sends to itself would take an answer for its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
@@ -92,7 +92,7 @@ impl Transfers {
             && self.arriving.keys().filter(of_port).count() < MOST
     }
 
-    /// Ends the messages whose time is over, and returns those that their members have sent in vain and those that go on.
+    /// Ends the messages whose time is over, and returns the failed ones and those whose segments are to be sent again.
     pub(crate) fn expire(&mut self, now: Duration) -> (Vec<(Key, Leaving)>, Vec<Key>) {
         self.arriving.retain(|_, it| it.receiver.deadline() > now);
         let (mut failed, mut repeated) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! The functions that describe devices and open their ports. Each asks the fabric, so that what a program sees is what is.
+//! The functions that describe devices and open their ports. Each asks the fabric, so that a program sees the current state.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -191,6 +191,7 @@ fn port_of(port: &PortReport, number: c_int) -> Result<UmadPort, Errno> {
     // SAFETY: there is room for so many.
     unsafe { ptr::copy_nonoverlapping(port.p_keys.as_ptr(), pkeys, port.p_keys.len()) };
     let guid = port.guids.first().copied().unwrap_or_default();
+    let rate = port.rate();
     let mut made = UmadPort {
         ca_name: [0; NAME],
         portnum: number,
@@ -200,7 +201,8 @@ fn port_of(port: &PortReport, number: c_int) -> Result<UmadPort, Errno> {
         sm_sl: info.sm_sl.into(),
         state: info.port_state.0.into(),
         phys_state: info.physical_state.0.into(),
-        rate: rate(&info),
+        // In Gb/s, rounded down.
+        rate: u32::from(rate.lanes) * u32::from(rate.speed) / 10,
         capmask: info.capability_mask.to_be(),
         gid_prefix: info.gid_prefix.to_be(),
         port_guid: guid.to_be(),
@@ -211,34 +213,6 @@ fn port_of(port: &PortReport, number: c_int) -> Result<UmadPort, Errno> {
     fill(&mut made.ca_name, ADAPTER);
     fill(&mut made.link_layer, "InfiniBand");
     Ok(made)
-}
-
-/// The rate of a link in Gb/s, rounded down. A port without a link shows the lowest one.
-fn rate(info: &PortInfo) -> u32 {
-    let lanes = match info.link_width_active {
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 1,
-    };
-    let tenths = match (info.link_speed_ext_active, info.link_speed_active) {
-        (1, _) => 141,
-        (2, _) => 258,
-        (4, _) => 531,
-        (8, _) => 1062,
-        (_, 2) => 50,
-        (_, 4) => 100,
-        _ => 25,
-    };
-    let rate = lanes * tenths / 10;
-    // By convention the rates of these speeds are those of their data.
-    match (info.link_speed_ext_active, rate) {
-        (2, _) => lanes * 25,
-        (4, _) => lanes * 50,
-        (8, _) => lanes * 100,
-        (_, rate) => rate,
-    }
 }
 
 /// Implements `umad_release_ca`.

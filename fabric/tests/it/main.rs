@@ -1,6 +1,8 @@
-//! Tests of the fabric, without any process but that of the test.
+//! Tests of the fabric.
 
 mod members;
+mod process;
 mod rig;
 mod subnet;
+mod switches;
 mod topology;

@@ -188,7 +188,7 @@ fn a_long_answer_arrives_whole() {
     assert_eq!(answered.agent, client);
     assert!(answered.data[36..] == answer[36..], "the data is another");
     assert_eq!(rig.fabric.poll_delivery(), None);
-    // Both ends have forgotten the message when no late segment can come any more.
+    // Both ends have forgotten the message when no late segment can come.
     let later = rig.fabric.next_deadline().unwrap();
     rig.fabric.expire(later);
     assert_eq!(rig.fabric.next_deadline(), None);
@@ -262,7 +262,7 @@ fn one_program_of_a_port_is_its_subnet_manager() {
 }
 
 #[test]
-fn what_a_member_may_have_is_limited() {
+fn a_member_has_at_most_32_agents() {
     let mut rig = Rig::new();
     for agent in 0..32 {
         assert_eq!(rig.register(rig.a, SA_CLASS, &[]), agent);

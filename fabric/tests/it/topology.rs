@@ -1,4 +1,4 @@
-//! Topology files: what is read, what is refused, and where.
+//! Topology files: their parser, its errors with their lines, and the writer.
 
 use polyverbs_fabric::topology::{End, NodeKind, Rate, Speed, Topology};
 use proptest::prelude::*;
@@ -70,7 +70,7 @@ fn the_output_of_ibnetdiscover_is_read() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn a_written_topology_is_read_as_the_same() {
     for text in [TWO_NODES, DISCOVERED] {
         let topology = parsed(text);
         let written = topology.to_string();
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn a_topology_that_is_read_is_written_and_read_as_the_same(
+    fn any_topology_survives_writing_and_reading(
         lines in prop::collection::vec(line(), 0..12),
     ) {
         if let Ok(topology) = lines.join("\n").parse::<Topology>() {

@@ -258,7 +258,7 @@ impl Receiver {
         with_header(answer, &rmpp)
     }
 
-    /// Returns the time after which the receiver is not needed: it has waited too long, or no late segment comes any more.
+    /// Returns the time after which the receiver is not needed: the sender is silent, or late segments have had their time.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }

@@ -9,6 +9,7 @@ mod at_work;
 mod c_calls;
 mod c_library;
 mod cm_peer;
+mod fabric;
 mod ib_peer;
 mod inbox_peer;
 mod intruder;
@@ -33,6 +34,7 @@ use polyverbs_wire::roce::{self, Envelope};
 
 pub use c_calls::run as c_calls;
 pub use cm_peer::run as cm_peer;
+pub use fabric::run as fabric;
 pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
@@ -49,10 +51,11 @@ pub use stream_peer::run as stream_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("c_calls", c_calls::run),
     ("capture", capture),
     ("cm_peer", cm_peer::run),
+    ("fabric", fabric::run),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),
     ("inbox_peer", inbox_peer::run),

@@ -1,5 +1,6 @@
 //! `polyverbs run`: runs an unmodified program on emulated devices.
 
+mod adapter;
 mod descriptors;
 mod preflight;
 mod root;
@@ -113,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         complain(&complaint);
     }
     let libraries = Libraries::find_or_build()?;
-    let root = root::make(&configuration)?;
+    let root = root::make(&configuration, adapter::find(&configuration)?.as_ref())?;
     let prepared = libraries.named(&root).and_then(|named| {
         // Otherwise the error of the system explains the failure.
         if let Some(file) = find(program) {

@@ -13,12 +13,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interfaces};
+use polyverbs_fabric::protocol::NodeReport;
+
+use super::adapter;
 
 const NAME: &str = "polyverbs-run";
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Makes the folder that stands for `/sys` and `/dev`, with the files of these devices, and returns its path.
-pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
+/// Makes the folder that stands for `/sys` and `/dev`, with the files of these devices and of the adapter in an emulated fabric, and
+/// returns its path.
+pub(super) fn make(
+    configuration: &Configuration,
+    adapter: Option<&NodeReport>,
+) -> anyhow::Result<PathBuf> {
     let named = |variable| env::var_os(variable).map(PathBuf::from);
     // The first two are in memory, where folders and links occupy nothing: a machine with many interfaces has thousands of them. A
     // process that has changed its user may not write to the first user's folder, and a container may have no shared memory.
@@ -28,16 +35,17 @@ pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
         named("TMPDIR"),
         Some("/tmp".into()),
     ];
-    make_in_first(folders.into_iter().flatten(), configuration)
+    make_in_first(folders.into_iter().flatten(), configuration, adapter)
 }
 
 fn make_in_first(
     folders: impl Iterator<Item = PathBuf>,
     configuration: &Configuration,
+    adapter: Option<&NodeReport>,
 ) -> anyhow::Result<PathBuf> {
     let mut refused = Vec::new();
     for within in folders {
-        match make_within(&within, configuration) {
+        match make_within(&within, configuration, adapter) {
             Ok(root) => return Ok(root),
             Err(error) => refused.push(format!("{error:#}")),
         }
@@ -48,7 +56,11 @@ fn make_in_first(
     )
 }
 
-fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<PathBuf> {
+fn make_within(
+    within: &Path,
+    configuration: &Configuration,
+    adapter: Option<&NodeReport>,
+) -> anyhow::Result<PathBuf> {
     let namespace = namespace();
     sweep(within, &namespace);
     let name = format!("{NAME}.{namespace}.{}.", std::process::id());
@@ -58,7 +70,10 @@ fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<P
         .and_then(|within| tempfile::Builder::new().prefix(&name).tempdir_in(within));
     let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
     // When the program first looks, it may have changed its user and be unable to write here.
-    let filled = fill(root.path(), configuration, interfaces());
+    let filled = fill(root.path(), configuration, interfaces()).and_then(|()| match adapter {
+        Some(adapter) => adapter::fill(root.path(), adapter),
+        None => Ok(()),
+    });
     filled.with_context(|| format!("cannot fill {}", root.path().display()))?;
     Ok(root.keep())
 }
@@ -217,7 +232,7 @@ impl View {
 }
 
 // Hexadecimal with a colon after each two bytes, as the kernel shows GUIDs and GIDs.
-fn by_fours(bytes: &[u8]) -> String {
+pub(super) fn by_fours(bytes: &[u8]) -> String {
     let groups: Vec<String> = bytes
         .chunks(2)
         .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -235,7 +250,7 @@ mod tests {
     #[test]
     fn folders_that_cannot_be_written_are_named() {
         let folders = ["/proc", "/nowhere"].map(PathBuf::from);
-        let refused = make_in_first(folders.into_iter(), &Configuration::default());
+        let refused = make_in_first(folders.into_iter(), &Configuration::default(), None);
         let said = refused.unwrap_err().to_string();
         for part in ["/proc: ", "/nowhere: ", "set TMPDIR"] {
             assert!(said.contains(part), "{said}");
@@ -246,7 +261,7 @@ mod tests {
     fn the_first_folder_that_can_be_written_is_used() {
         let within = tempfile::tempdir().unwrap();
         let folders = [Path::new("/proc"), within.path()].map(PathBuf::from);
-        let root = make_in_first(folders.into_iter(), &Configuration::default()).unwrap();
+        let root = make_in_first(folders.into_iter(), &Configuration::default(), None).unwrap();
         assert!(root.starts_with(within.path()));
     }
 
@@ -261,7 +276,7 @@ mod tests {
         for number in 0..4000 {
             fs::write(within.path().join(format!("{guessed}.{number}")), "").unwrap();
         }
-        let make = || make_within(within.path(), &Configuration::default()).unwrap();
+        let make = || make_within(within.path(), &Configuration::default(), None).unwrap();
         assert_ne!(make(), make());
     }
 

@@ -10,3 +10,4 @@ mod rig;
 mod rmpp;
 mod route;
 mod sma;
+mod switch;

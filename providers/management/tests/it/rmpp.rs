@@ -122,7 +122,7 @@ fn an_acknowledgement_of_what_was_not_sent_ends_the_message() {
 }
 
 #[test]
-fn what_is_no_segment_is_dropped() {
+fn a_mad_without_rmpp_is_dropped() {
     let mut receiver = Receiver::new(NOW);
     let received = receiver.take(&[0; MAD_LEN], NOW);
     assert_eq!(received, Default::default());

@@ -226,6 +226,8 @@ pub mod capability {
     pub const EXTENDED_SPEEDS: u32 = 1 << 14;
     /// A communication manager runs on this port.
     pub const CM: u32 = 1 << 16;
+    /// The port sends a trap when its capability mask changes.
+    pub const CAPABILITY_MASK_NOTICE: u32 = 1 << 22;
     /// Programs on this port register again on demand of the subnet manager.
     pub const CLIENT_REREGISTRATION: u32 = 1 << 25;
 }

@@ -1,0 +1,145 @@
+//! The adapter that a program has in an emulated fabric, as files below `/sys` and `/dev`.
+//!
+//! The files show the adapter as it is when the program starts. libibumad asks the fabric, and so it has the current values.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use anyhow::Context as _;
+use polyverbs_configuration::{ADAPTER, Configuration};
+use polyverbs_fabric::FabricName;
+use polyverbs_fabric::client::{self, Connection};
+use polyverbs_fabric::protocol::{ActiveRate, NodeReport, PortReport};
+use polyverbs_wire::mad::smp::{PhysicalState, PortInfo, PortState};
+
+use super::root::by_fours;
+
+/// Finds the adapter. `None` if there is no fabric, and the configuration does not ask for one.
+///
+/// # Errors
+/// The fabric or the node that the configuration names is not there.
+pub(super) fn find(configuration: &Configuration) -> anyhow::Result<Option<NodeReport>> {
+    let wanted = configuration.fabric.clone().unwrap_or_default();
+    let name = match &wanted.socket {
+        Some(name) => name.parse().map_err(anyhow::Error::msg)?,
+        None => FabricName::standard(),
+    };
+    let described =
+        Connection::open(&name).and_then(|it| client::describe(it.as_fd(), &wanted.node));
+    if configuration.fabric.is_none() {
+        return Ok(described.ok());
+    }
+    let node = &wanted.node;
+    let described = described.with_context(|| match node.is_empty() {
+        true => format!("there is no adapter in a fabric {name}"),
+        false => format!("there is no adapter {node} in a fabric {name}"),
+    })?;
+    Ok(Some(described))
+}
+
+/// Writes the files of the adapter.
+pub(super) fn fill(root: &Path, adapter: &NodeReport) -> io::Result<()> {
+    let info = adapter.info();
+    let at = root.join("sys/class/infiniband").join(ADAPTER);
+    write(
+        &at,
+        &[
+            ("node_type", "1: CA".to_owned()),
+            ("node_guid", by_fours(&info.node_guid.to_be_bytes())),
+            (
+                "sys_image_guid",
+                by_fours(&info.system_image_guid.to_be_bytes()),
+            ),
+            ("node_desc", adapter.name.clone()),
+            ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
+            ("hw_rev", "0x0".to_owned()),
+            ("hca_type", "polyverbs".to_owned()),
+            ("board_id", "polyverbs".to_owned()),
+        ],
+    )?;
+    let class = root.join("sys/class/infiniband_mad");
+    write(&class, &[("abi_version", "5".to_owned())])?;
+    let devices = root.join("dev/infiniband");
+    for (index, port) in adapter.ports.iter().enumerate() {
+        let number = index + 1;
+        describe(&at.join("ports").join(number.to_string()), port)?;
+        for kind in ["umad", "issm"] {
+            let name = format!("{kind}{index}");
+            let about = [("ibdev", ADAPTER.to_owned()), ("port", number.to_string())];
+            write(&class.join(&name), &about)?;
+            symlink("/dev/null", devices.join(&name))?;
+        }
+    }
+    Ok(())
+}
+
+fn describe(at: &Path, port: &PortReport) -> io::Result<()> {
+    let info = port.info();
+    write(
+        at,
+        &[
+            ("state", state(&info).to_owned()),
+            ("phys_state", physical_state(&info).to_owned()),
+            ("link_layer", "InfiniBand".to_owned()),
+            ("lid", format!("{:#x}", info.lid)),
+            ("sm_lid", format!("{:#x}", info.sm_lid)),
+            ("lid_mask_count", info.lmc.to_string()),
+            ("sm_sl", info.sm_sl.to_string()),
+            ("cap_mask", format!("{:#010x}", info.capability_mask)),
+            ("rate", rate(port)),
+        ],
+    )?;
+    let p_keys = port.p_keys.iter().map(|it| format!("{it:#06x}"));
+    list(&at.join("pkeys"), p_keys)?;
+    let gids = port.guids.iter().map(|guid| {
+        let gid = [info.gid_prefix.to_be_bytes(), guid.to_be_bytes()].concat();
+        by_fours(&gid)
+    });
+    list(&at.join("gids"), gids)
+}
+
+fn state(info: &PortInfo) -> &'static str {
+    match info.port_state {
+        PortState::DOWN => "1: DOWN",
+        PortState::INIT => "2: INIT",
+        PortState::ARMED => "3: ARMED",
+        PortState::ACTIVE => "4: ACTIVE",
+        _ => "0: NOP",
+    }
+}
+
+fn physical_state(info: &PortInfo) -> &'static str {
+    match info.physical_state {
+        PhysicalState::SLEEP => "1: Sleep",
+        PhysicalState::POLLING => "2: Polling",
+        PhysicalState::DISABLED => "3: Disabled",
+        PhysicalState::LINK_UP => "5: LinkUp",
+        _ => "0: No state change",
+    }
+}
+
+/// The rate as Linux shows it.
+fn rate(port: &PortReport) -> String {
+    let ActiveRate { lanes, speed, name } = port.rate();
+    let all = f64::from(lanes * speed) / 10.0;
+    format!("{all} Gb/sec ({lanes}X {name})")
+}
+
+fn list(folder: &Path, texts: impl Iterator<Item = String>) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for (index, text) in texts.enumerate() {
+        fs::write(folder.join(index.to_string()), format!("{text}\n"))?;
+    }
+    Ok(())
+}
+
+fn write(folder: &Path, files: &[(&str, String)]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for (name, text) in files {
+        fs::write(folder.join(name), format!("{text}\n"))?;
+    }
+    Ok(())
+}
