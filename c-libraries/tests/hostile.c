@@ -68,6 +68,12 @@ static const struct function known[] = {
 	{ "ibv_set_ece", "om" }, { "ibv_create_srq", "om" }, { "ibv_modify_srq", "omn" }, { "ibv_query_srq", "om" }, { "ibv_destroy_srq", "o" },
 	{ "ibv_create_ah", "om" }, { "ibv_destroy_ah", "o" }, { "ibv_init_ah_from_wc", "onmmm" }, { "ibv_create_ah_from_wc", "ommn" },
 	{ "ibv_attach_mcast", "omn" }, { "ibv_detach_mcast", "omn" },
+	{ "ibv_reg_mr_ex", "om" }, { "ibv_reg_dmabuf_mr", "onsnin" }, { "ibv_reg_buf_mr", "oomsn" }, { "ibv_alloc_dmah", "om" },
+	{ "ibv_dealloc_dmah", "o" }, { "ibv_alloc_buf", "osr" }, { "ibv_free_buf", "o" }, { "ibv_export_buf_dmabuf_fd", "o" },
+	{ "ibv_dm_export_dmabuf_fd", "o" }, { "ibv_query_port_speed", "onm" }, { "_ibv_query_comp_cntr_caps", "oms" },
+	{ "ibv_create_comp_cntr", "om" }, { "ibv_destroy_comp_cntr", "o" }, { "ibv_set_comp_cntr", "on" }, { "ibv_set_err_comp_cntr", "on" },
+	{ "ibv_inc_comp_cntr", "on" }, { "ibv_inc_err_comp_cntr", "on" }, { "ibv_read_comp_cntr", "om" }, { "ibv_read_err_comp_cntr", "om" },
+	{ "ibv_qp_attach_comp_cntr", "oom" },
 	{ "rdma_create_event_channel", "" }, { "rdma_destroy_event_channel", "o" }, { "rdma_create_id", "ormn" }, { "rdma_destroy_id", "o" },
 	{ "rdma_bind_addr", "oa" }, { "rdma_listen", "on" }, { "rdma_resolve_addr", "oaan" }, { "rdma_resolve_route", "on" },
 	{ "rdma_create_qp", "oom" }, { "rdma_create_qp_ex", "om" }, { "rdma_destroy_qp", "o" }, { "rdma_connect", "oC" }, { "rdma_accept", "oC" },
@@ -421,6 +427,8 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 {
 	void **room = (void **)(strchr(function->arguments, 'r') ? a[strchr(function->arguments, 'r') - function->arguments] : 0);
 
+	if (is(function, "ibv_reg_dmabuf_mr"))
+		close(a[4]);
 	if (is(function, "rsocket") || is(function, "raccept")) {
 		if ((int)result >= 0) {
 			int place = next() % SOCKETS;
@@ -428,6 +436,13 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 			rclose(sockets[place]);
 			sockets[place] = (int)result;
 		}
+	} else if (is(function, "ibv_alloc_buf")) {
+		// The result is memory, and the object is in the room.
+		if (result != 0)
+			keep(*room);
+	} else if (is(function, "ibv_export_buf_dmabuf_fd") || is(function, "ibv_dm_export_dmabuf_fd")) {
+		if ((int)result >= 0)
+			close((int)result);
 	} else if (is(function, "ibv_import_device") && result == 0) {
 		close(a[0]);
 	} else if (is(function, "ibv_get_device_list")) {
@@ -530,7 +545,7 @@ static void make_live(void)
 static int destroyed(void *object)
 {
 	static const char *functions[] = { "rdma_destroy_id", "ibv_destroy_qp", "ibv_destroy_srq", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq",
-		"ibv_destroy_comp_channel", "ibv_dealloc_pd" };
+		"ibv_destroy_comp_channel", "ibv_dealloc_pd", "ibv_dealloc_dmah", "ibv_destroy_comp_cntr" };
 	// Slots in the table of a device.
 	static const int slots[] = { 9, 15, 37 };
 
@@ -539,7 +554,11 @@ static int destroyed(void *object)
 	ibv_unimport_mr(object);
 	ibv_unimport_dm(object);
 	ibv_unimport_pd(object);
-	for (int at = 0; at < 8; at++)
+	errno = 0;
+	ibv_free_buf(object);
+	if (errno == 0)
+		return 1;
+	for (int at = 0; at < 10; at++)
 		if (((int (*)(void *))dlsym(RTLD_DEFAULT, functions[at]))(object) == 0)
 			return 1;
 	for (int at = 0; at < 3; at++)
