@@ -83,6 +83,8 @@ static const struct function known[] = {
 	{ "rdma_init_qp_attr", "omm" }, { "rdma_join_multicast", "oam" }, { "rdma_join_multicast_ex", "oJm" }, { "rdma_leave_multicast", "oa" },
 	{ "rdma_migrate_id", "oo" }, { "rdma_get_request", "or" }, { "rdma_create_ep", "rAom" }, { "rdma_destroy_ep", "o" },
 	{ "rdma_getaddrinfo", "tt0m" }, { "rdma_freeaddrinfo", "0" }, { "rdma_free_devices", "0" },
+	{ "rdma_resolve_addrinfo", "ott0" }, { "rdma_query_addrinfo", "om" }, { "rdma_write_cm_event", "onnn" },
+	{ "repoll_create", "n" }, { "repoll_ctl", "dndm" }, { "repoll_wait", "dmkn" },
 	{ "rdma_set_local_ece", "om" }, { "rdma_get_remote_ece", "om" },
 	{ "rsocket", "nnn" }, { "rbind", "dal" }, { "rlisten", "dn" }, { "raccept", "dml" }, { "rconnect", "das" }, { "rshutdown", "dn" },
 	{ "rclose", "d" }, { "rrecv", "dmsn" }, { "rrecvfrom", "dmsnml" }, { "rrecvmsg", "dgn" }, { "rsend", "dmsn" }, { "rsendto", "dmsnas" },
@@ -459,6 +461,11 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 			keep(*(void **)event);
 		rdma_ack_cm_event(event);
 		objects[next() % OBJECTS] = event;
+	} else if (is(function, "rdma_query_addrinfo") && (int)result == 0) {
+		rdma_freeaddrinfo(*(void **)a[1]);
+	} else if (is(function, "repoll_create")) {
+		if ((int)result >= 0)
+			rclose((int)result);
 	} else if (is(function, "rdma_getaddrinfo") && (int)result == 0 && a[3] != 0) {
 		rdma_freeaddrinfo(*(void **)a[3]);
 	} else if (room != NULL && (int)result == 0) {

@@ -544,7 +544,7 @@ fn address(out: &mut String, at: u64) {
     pointer(out, at);
 }
 
-const CM_EVENTS: [&str; 16] = [
+const CM_EVENTS: [&str; 20] = [
     "ADDR_RESOLVED",
     "ADDR_ERROR",
     "ROUTE_RESOLVED",
@@ -561,6 +561,10 @@ const CM_EVENTS: [&str; 16] = [
     "MULTICAST_ERROR",
     "ADDR_CHANGE",
     "TIMEWAIT_EXIT",
+    "ADDRINFO_RESOLVED",
+    "ADDRINFO_ERROR",
+    "USER",
+    "INTERNAL",
 ];
 
 // `rdma_cm_event` begins with the identifier and the listener; then event and status follow.
