@@ -33,6 +33,7 @@ pub const LIMITS: Limits = Limits {
     page_size_cap: 0xffff_ffff_ffff_f000,
     max_mcast_grp: 1 << 12,
     max_mcast_qp_attach: 1 << 12,
+    max_comp_cntr: 1 << 16,
     phys_port_cnt: 1,
     local_ca_ack_delay: 0,
 };

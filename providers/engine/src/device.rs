@@ -471,6 +471,15 @@ impl<D: Driver> Device<D> {
         self.attributes.lock().ports[0].phys_state == PhysState::LinkUp
     }
 
+    /// Sets the speed of the port that its attributes report, in Mb/s, and reports a change to the programs. Frames are not delayed
+    /// for it.
+    pub fn set_port_speed(&self, speed: u64) {
+        let before = std::mem::replace(&mut self.attributes.lock().ports[0].speed, speed);
+        if before != speed {
+            self.tell(EventType::DeviceSpeedChange, EventSubject::Device);
+        }
+    }
+
     /// Returns whether the port is active and so carries frames.
     #[inline]
     pub fn is_port_active(&self) -> bool {

@@ -253,6 +253,85 @@ pub struct IbvMr {
 }
 layout!(IbvMr, 48, addr @ 16, handle @ 32, lkey @ 36, rkey @ 40);
 
+/// `struct ibv_buf`, whose contents no program knows.
+#[repr(C)]
+pub struct IbvBuf {
+    pub _dummy: u64,
+}
+
+#[repr(C)]
+pub struct IbvDmah {
+    pub context: *mut IbvContext,
+}
+layout!(IbvDmah, 8);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct IbvDmahInitAttr {
+    pub comp_mask: u32,
+    pub cpu_id: u32,
+    pub ph: u8,
+    pub tph_mem_type: u8,
+}
+layout!(IbvDmahInitAttr, 12, cpu_id @ 4, ph @ 8, tph_mem_type @ 9);
+
+/// `struct ibv_mr_init_attr`. Until rdma-core 64 it ended before `buf`, which is there only if `comp_mask` says so.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct IbvMrInitAttr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut IbvDmah,
+    pub buf: *mut IbvBuf,
+}
+layout!(IbvMrInitAttr, 72, access @ 8, comp_mask @ 16, iova @ 24, addr @ 32, fd @ 40, fd_offset @ 48, dmah @ 56, buf @ 64);
+
+/// `enum ibv_mr_init_attr_mask`.
+pub mod mr_init_attr {
+    pub const IOVA: u64 = 1;
+    pub const ADDR: u64 = 1 << 1;
+    pub const FD: u64 = 1 << 2;
+    pub const FD_OFFSET: u64 = 1 << 3;
+    pub const DMAH: u64 = 1 << 4;
+    pub const BUF: u64 = 1 << 5;
+    pub const ALL: u64 = (1 << 6) - 1;
+}
+
+#[repr(C)]
+pub struct IbvCompCntr {
+    pub context: *mut IbvContext,
+    pub handle: u32,
+}
+layout!(IbvCompCntr, 16, handle @ 8);
+
+#[repr(C)]
+pub struct IbvCompCntrInitAttr {
+    pub comp_mask: u32,
+    pub cntr_type: c_int,
+    pub flags: u32,
+}
+layout!(IbvCompCntrInitAttr, 12, cntr_type @ 4, flags @ 8);
+
+#[repr(C)]
+pub struct IbvCompCntrCaps {
+    pub max_value: u64,
+    pub max_counters: u32,
+    pub supported_qp_attach_ops: u32,
+}
+layout!(IbvCompCntrCaps, 16, max_counters @ 8, supported_qp_attach_ops @ 12);
+
+#[repr(C)]
+pub struct IbvQpAttachCompCntrAttr {
+    pub comp_mask: u32,
+    pub op_mask: u32,
+}
+layout!(IbvQpAttachCompCntrAttr, 8, op_mask @ 4);
+
 #[repr(C)]
 pub struct IbvMw {
     pub context: *mut IbvContext,

@@ -10,6 +10,7 @@ use crate::capability::{BaselineGaps, Features};
 use crate::context::{Context, Opened};
 use crate::contract::{QpInit, QpOps};
 use crate::control::{Reply, Started};
+use crate::counter::{AttachedCounts, CompletionCounter, CountedOperations};
 use crate::cq::CqObject;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
@@ -594,6 +595,23 @@ impl Qp {
     /// Returns what the queue pair has counted since it was created.
     pub fn counters(&self) -> QpCounters {
         self.ops().counters()
+    }
+
+    /// Lets a counter count these operations of the queue pair, which must be in RESET or INIT. Several queue pairs may have the
+    /// same counter. It is detached when the queue pair is destroyed. Needs [`Features::COMPLETION_COUNTERS`].
+    ///
+    /// # Errors
+    /// `InvalidState`: the queue pair is in another state. `Busy`: a counter counts one of the operations already. The counter is of
+    /// another device, or `operations` is empty.
+    #[doc(alias = "ibv_qp_attach_comp_cntr")]
+    pub fn attach_completion_counter(
+        &self,
+        counter: &CompletionCounter,
+        operations: CountedOperations,
+    ) -> Result<(), VerbError> {
+        self.object.node.check_live()?;
+        let attached = AttachedCounts::new(counter, operations, &self.object.context)?;
+        self.ops().attach_counter(attached)
     }
 
     /// Attaches the queue pair to a multicast group. It cannot be destroyed until it is detached. Needs
