@@ -5,7 +5,7 @@
 
 use std::ffi::c_int;
 
-use polyverbs::memory::make_resident;
+use polyverbs::memory::{copy, make_resident};
 use polyverbs_rds::{
     AtomicOperation, AtomicRequest, Control, Cookie, LocalMemory, RdmaFlags, RdmaRequest,
 };
@@ -70,6 +70,7 @@ unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMess
     let mut mapped = None;
     let control = match kind {
         RDS_CMSG_RDMA_ARGS => {
+            outlive_faults()?;
             // SAFETY: the caller keeps the contract of this function.
             Control::Rdma(unsafe { rdma(first_words(data)?) }?)
         }
@@ -87,6 +88,7 @@ unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMess
         | RDS_CMSG_ATOMIC_CSWP
         | RDS_CMSG_MASKED_ATOMIC_FADD
         | RDS_CMSG_MASKED_ATOMIC_CSWP => {
+            outlive_faults()?;
             // SAFETY: the caller keeps the contract of this function.
             Control::Atomic(unsafe { atomic(kind, first_words(data)?) })
         }
@@ -116,6 +118,7 @@ pub(crate) unsafe fn get_mr(
     if !make_resident(address as *const u8, length as usize, true) {
         return Err(Errno::FAULT);
     }
+    outlive_faults()?;
     // SAFETY: the caller keeps the contract of this function.
     let memory = unsafe { local(address, length) };
     let flags = RdmaFlags::from_bits_truncate(flags);
@@ -212,6 +215,16 @@ unsafe fn atomic(
         flags: RdmaFlags::from_bits_truncate(flags),
         user_token,
     }
+}
+
+/// Installs handlers of SIGSEGV and SIGBUS by which accesses to registered memory survive that the program has unmapped or
+/// protected it. The kernel pins such memory; without the handlers, a peer that knows the key would end the process.
+///
+/// # Errors
+/// The handlers cannot be installed.
+fn outlive_faults() -> Result<(), Errno> {
+    copy::outlive_faults(libc::sigaction)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
 }
 
 // SAFETY of the callers: the memory has this length and stays mapped while it is used.

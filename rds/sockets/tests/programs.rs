@@ -161,6 +161,12 @@ fn sockets_use_the_configured_devices() {
     does_over("over_iwarp", &at("iw0", "127.0.25.9"));
 }
 
+// covers 8.37 8.38
+#[test]
+fn a_peer_that_uses_unmapped_memory_does_not_end_the_process() {
+    does("gone_memory");
+}
+
 // covers 8.37 8.38 8.39 8.43 8.44
 #[test]
 fn messages_register_write_read_and_change_memory() {

@@ -972,6 +972,34 @@ static long got(int fd, int type, void *data, size_t size) {
     return length;
 }
 
+/* A peer reads and writes memory that the program has registered and then protected or unmapped. The program goes on. */
+static void gone_memory(void) {
+    int a = bound(HERE, 4000), b = bound(THERE, 4001);
+    static uint64_t local[8] = {1, 2, 3, 4};
+    struct rds_iovec part = {(uintptr_t)local, 32};
+    struct rds_rdma_notify status;
+    for (int change = 0; change < 3; change++) {
+        uint64_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), cookie = 0;
+        struct rds_get_mr_args region = {{(uintptr_t)page, 4096}, (uintptr_t)&cookie, RDS_RDMA_READWRITE};
+        IS(setsockopt(a, SOL_RDS, RDS_GET_MR, &region, sizeof region), 0);
+        if (change == 2)
+            IS(munmap(page, 4096), 0);
+        else
+            IS(mprotect(page, 4096, change ? PROT_NONE : PROT_READ), 0);
+        for (int is_write = 1; is_write >= 0; is_write--) {
+            struct rds_rdma_args rdma = {cookie, {0, 32}, (uintptr_t)&part, 1, RDS_RDMA_NOTIFY_ME | (is_write ? RDS_RDMA_READWRITE : 0), 77};
+            IS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), 4);
+            IS(recv(a, into, sizeof into, 0), 4);
+            IS(comes(b, POLLIN), POLLIN);
+            IS(got(b, RDS_CMSG_RDMA_STATUS, &status, sizeof status), 0);
+        }
+        if (change == 2)
+            continue;
+        IS(mprotect(page, 4096, PROT_READ), 0);
+        IS(page[3], 4);
+    }
+}
+
 static void remote(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001);
     static uint64_t memory[1024], local[8] = {1, 2, 3, 4};
@@ -1111,7 +1139,7 @@ int main(int count, char **arguments) {
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
         {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"closed_elsewhere", closed_elsewhere}, {"busy", busy}, {"gone", gone}, {"hostile", hostile},
-        {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
+        {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"gone_memory", gone_memory}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
         if (count == 2 && strcmp(arguments[1], parts[part].name) == 0) {

@@ -267,7 +267,7 @@ fn messages_arrive_once_and_soon_at_20_percent_loss() {
 #[test]
 fn messages_arrive_once_and_soon_on_a_stream_that_often_stalls() {
     let most = Duration::from_secs(2);
-    // TCP below iWARP repeats what is lost. What follows waits for it.
+    // TCP below iWARP retransmits a lost segment, and later segments wait for it.
     let faults = "stall=20%:2ms,delay=50us";
     all_arrive_once("iw0", faults, FlowControl::Required, most);
 }
