@@ -52,6 +52,14 @@ pub enum FileError {
     /// The file is neither pcap nor pcapng.
     #[error("it is neither a pcap nor a pcapng file")]
     Kind,
+    /// The file has another format, which other programs convert.
+    #[error("it is {format}: {remedy} first")]
+    Foreign {
+        /// The format in words.
+        format: &'static str,
+        /// What makes it a file that can be read.
+        remedy: &'static str,
+    },
     /// The file ends within the packet with this number.
     #[error("it ends within packet {0}")]
     Truncated(u64),
@@ -81,6 +89,41 @@ const FIRST_READ: usize = 256 << 10;
 /// The longest block or packet record that is read, in bytes.
 const MAX_BLOCK: usize = 64 << 20;
 
+/// The first bytes of files that people take for captures, the format, and what to do.
+const FOREIGN: [(&[u8], &str, &str); 7] = [
+    (b"\x1f\x8b", "compressed by gzip", "decompress it by gunzip"),
+    (
+        b"\x28\xb5\x2f\xfd",
+        "compressed by zstd",
+        "decompress it by unzstd",
+    ),
+    (
+        b"\x04\x22\x4d\x18",
+        "compressed by LZ4",
+        "decompress it by unlz4",
+    ),
+    (b"\xfd7zXZ\0", "compressed by xz", "decompress it by unxz"),
+    (b"BZh", "compressed by bzip2", "decompress it by bunzip2"),
+    (
+        b"snoop\0\0\0",
+        "a snoop file",
+        "convert it by `editcap -F pcapng`",
+    ),
+    (
+        b"GMBU",
+        "a Network Monitor file",
+        "convert it by `editcap -F pcapng`",
+    ),
+];
+
+fn unreadable(front: &[u8]) -> FileError {
+    let found = FOREIGN.iter().find(|(magic, ..)| front.starts_with(magic));
+    found.map_or(FileError::Kind, |&(_, format, remedy)| FileError::Foreign {
+        format,
+        remedy,
+    })
+}
+
 impl<'f> CaptureFile<'f> {
     /// Opens a capture file, and reads its header.
     ///
@@ -95,7 +138,7 @@ impl<'f> CaptureFile<'f> {
         let is_pcapng = front.starts_with(&PCAPNG);
         let is_pcap = PCAP.iter().any(|magic| front.starts_with(magic));
         if !is_pcapng && !is_pcap {
-            return Err(FileError::Kind);
+            return Err(unreadable(&front));
         }
         let whole = Cursor::new(front).chain(file);
         let reader = create_reader(FIRST_READ, whole).map_err(|error| failure(error, 0))?;

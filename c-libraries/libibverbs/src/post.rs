@@ -154,11 +154,12 @@ unsafe fn request<'a>(
             None => made!(wr::SendWithImmediate::new(data, imm)),
         },
         wr_opcode::RDMA_READ => match &state.sinks {
-            None => made!(wr::Read::new(data, remote(rdma))),
-            Some(sinks) => {
+            // Inline data is refused, as it is without these keys.
+            Some(sinks) if wr.send_flags & send_flags::INLINE == 0 => {
                 sink.extend(entries.iter().map(|entry| sinks.entry(entry)));
                 made!(wr::Read::new(self::data(sink), remote(rdma)))
             }
+            _ => made!(wr::Read::new(data, remote(rdma))),
         },
         wr_opcode::ATOMIC_CMP_AND_SWP => {
             made!(wr::CompareSwap::new(

@@ -12,8 +12,10 @@ use std::{ptr, thread};
 
 use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs::{Context, Requirements};
-use polyverbs_libibverbs::abi::{IbvQpAttr, IbvQpInitAttr, IbvSrqInitAttr, qp_type};
-use polyverbs_libibverbs::qp as verbs_qp;
+use polyverbs_libibverbs::abi::{
+    IbvQpAttr, IbvQpInitAttr, IbvSendWr, IbvSge, IbvSrqInitAttr, qp_type,
+};
+use polyverbs_libibverbs::{post, qp as verbs_qp};
 use polyverbs_librdmacm::abi::{
     RdmaAddrinfo, RdmaCmId, RdmaConnParam, RdmaEventChannel, SockaddrIb, event, port_space,
 };
@@ -886,6 +888,36 @@ fn an_established_connection_is_notified_as_connected() {
             }
             _ => assert_eq!(notify(COMMUNICATION_ESTABLISHED), 0),
         }
+        destroy_all([client, server]);
+    });
+}
+
+#[test]
+fn a_read_with_inline_data_is_refused_on_each_transport() {
+    const RDMA_READ: c_int = 4;
+    const INLINE: u32 = 8;
+    on_each(|ip| {
+        let scene = Scene::at(ip);
+        let (channel, server_channel) = (scene.channel, scene.server_channel);
+        let client = asking(channel, scene.to);
+        let server = request(server_channel);
+        create_qp(server);
+        assert_eq!(call!(connect::accept(server, ptr::null_mut())), 0);
+        assert_eq!(next(channel), (event::ESTABLISHED, client, 0));
+        assert_eq!(next(server_channel), (event::ESTABLISHED, server, 0));
+        let mut memory = [0_u8; 8];
+        let entry = IbvSge {
+            addr: memory.as_mut_ptr().expose_provenance() as u64,
+            length: 0,
+            lkey: 0,
+        };
+        let mut read: IbvSendWr = zeroed();
+        (read.opcode, read.send_flags) = (RDMA_READ, INLINE);
+        (read.sg_list, read.num_sge) = (&raw const entry, 1);
+        let mut bad = ptr::null_mut();
+        let qp = call!((*client).qp);
+        let posted = call!(post::send(qp, &raw mut read, &raw mut bad));
+        assert_eq!((posted, bad), (libc::EINVAL, &raw mut read), "{ip}");
         destroy_all([client, server]);
     });
 }

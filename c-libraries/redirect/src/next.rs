@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub(crate) struct Next {
     name: &'static CStr,
     /// The version by which `libibverbs.so.1` interposes the function too, where it does. That version is no default one, so
-    /// that a look-up without it would pass that library over.
+    /// that without it the C library's own function would be found.
     version: Option<&'static CStr>,
     found: AtomicPtr<c_void>,
 }

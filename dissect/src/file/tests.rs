@@ -41,6 +41,13 @@ fn a_file_that_is_no_capture_is_an_error() {
     assert_eq!(open(b""), neither);
     assert_eq!(open(b"abc"), neither);
     assert_eq!(open(b"# a text"), neither);
+    let packed = open(b"\x1f\x8b\x08\0").unwrap();
+    assert_eq!(
+        packed,
+        "it is compressed by gzip: decompress it by gunzip first"
+    );
+    let foreign = open(b"snoop\0\0\0\0\0\0\x02").unwrap();
+    assert!(foreign.contains("editcap -F pcapng"), "{foreign}");
     let cut = open(&[0xa1, 0xb2, 0xc3, 0xd4, 0, 2, 0, 4]);
     assert!(cut.is_some_and(|said| said.contains("ends within")));
 }

@@ -10,10 +10,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming};
+use polyverbs_connection::{Accepted, ConnectError, Connection, ConnectionOptions, Incoming};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::provider::Mutex;
-use verbs_api::{Access, MrOptions, PathOptions, Qp, Transport};
+use verbs_api::{Access, MrOptions, PathOptions, Qp, Started};
 
 use super::accepting::Accepting;
 use super::device::{self, Opened};
@@ -121,9 +121,10 @@ const ACK_TIMEOUT: u8 = 17;
 /// How long a close waits for sent bytes to arrive, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// The least backlog of a listener, whatever the program asks for. Peers with forged addresses can take places in it, where
-/// TCP has a separate queue for half-open connections.
-const LEAST_BACKLOG: usize = 128;
+/// The least backlog of a listener, whatever the program asks for: as with identifiers. Clients that connect at the same time
+/// are not refused, and peers with forged addresses can take places in it, where TCP has a separate queue for half-open
+/// connections.
+const LEAST_BACKLOG: usize = 1024;
 
 /// The result of a receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,32 +407,59 @@ impl Stream {
     ) -> Result<(), Errno> {
         let device = device::reaching(to, from.map(|from| from.ip()))?;
         let (qp, options) = self.make_qp(&device)?;
-        let mut state = self.state.lock();
-        state.peer = Some(to);
-        let port = match (from.map_or(0, |from| from.port()), device.transport) {
-            (0, Transport::InfiniBand) => some_port(),
-            // On iWARP the system chooses the source port of the TCP connection.
-            (port, _) => port,
-        };
-        state.local = Some(SocketAddr::new(device.address, port));
-        drop(state);
+        self.state.lock().peer = Some(to);
         let this = Arc::downgrade(self);
-        let connector = device.connector.clone();
-        connector
-            .request(&qp, to, options.source_port(port))
-            .on_done(move |done| {
-                let accepted = match done {
-                    Ok(accepted) => accepted,
-                    Err(error) => return failed(&this, errno::of(&error)),
-                };
-                let Some(conn_data) = ConnData::parse(accepted.private_data()) else {
-                    return failed(&this, Errno(libc::EPROTO));
-                };
-                accepted
-                    .complete()
-                    .on_done(move |done| Self::established(&this, done, conn_data));
-            });
+        self.request(
+            &device,
+            &qp,
+            to,
+            &options,
+            from.map_or(0, |from| from.port()),
+        )
+        .on_done(move |done| {
+            let accepted = match done {
+                Ok(accepted) => accepted,
+                Err(error) => return failed(&this, errno::of(&error)),
+            };
+            let Some(conn_data) = ConnData::parse(accepted.private_data()) else {
+                return failed(&this, Errno(libc::EPROTO));
+            };
+            accepted
+                .complete()
+                .on_done(move |done| Self::established(&this, done, conn_data));
+        });
         Ok(())
+    }
+
+    // Requests a connection from this port, for 0 from one that is free. Whether a port is free is known at once.
+    fn request(
+        &self,
+        device: &Opened,
+        qp: &Qp,
+        to: SocketAddr,
+        options: &ConnectionOptions,
+        port: u16,
+    ) -> Started<Accepted, ConnectError> {
+        const TRIED_PORTS: usize = 16;
+        let request = |port| {
+            self.state.lock().local = Some(SocketAddr::new(device.address, port));
+            let options = options.clone().source_port(port);
+            device.connector.request(qp, to, options)
+        };
+        if port != 0 {
+            return request(port);
+        }
+        for _ in 1..TRIED_PORTS {
+            let asked = request(some_port());
+            if !asked.is_done() {
+                return asked;
+            }
+            match asked.wait() {
+                Err(ConnectError::AddressInUse { .. }) => {}
+                done => return Started::ready(done),
+            }
+        }
+        request(some_port())
     }
 
     /// Reports the outcome of an attempt to connect to the socket: the connection with the peer's connection data, or the

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use test_kit::waiting::PATIENCE;
+use test_kit::waiting::{PATIENCE, until};
 
 use super::*;
 
@@ -13,6 +13,11 @@ address = "127.0.41.22"
 
 [[device]]
 address = "127.0.41.22"
+transport = "iwarp"
+
+[[device]]
+name = "iw1"
+address = "127.0.41.23"
 transport = "iwarp"
 "#;
 
@@ -237,6 +242,53 @@ fn peers_beyond_the_backlog_wait_and_are_not_refused() {
     }
     passives.iter().for_each(|passive| passive.close());
     listener.close();
+}
+
+#[test]
+fn clients_that_connect_at_the_same_time_are_not_refused() {
+    const CLIENTS: usize = 150;
+    let listener = listening(1);
+    let to = listener.local();
+    let connecting = || {
+        let active = Stream::new(Family::V4);
+        small(&active);
+        active.waiting.set_nonblocking(true);
+        assert_eq!(active.connect(to).err(), Some(Errno(libc::EINPROGRESS)));
+        active
+    };
+    let actives: Vec<_> = (0..CLIENTS).map(|_| connecting()).collect();
+    listener.waiting.set_nonblocking(true);
+    let mut passives = Vec::new();
+    until(|| {
+        passives.extend(listener.accept().map(|(passive, _)| passive));
+        let failed = |active: &&Arc<Stream>| active.state.lock().error.is_some();
+        assert_eq!(actives.iter().filter(failed).count(), 0);
+        passives.len() == CLIENTS
+    });
+    for (active, passive) in actives.iter().zip(&passives) {
+        active.close();
+        passive.close();
+    }
+    listener.close();
+}
+
+#[test]
+fn both_ends_have_the_same_ports_on_each_transport() {
+    for address in [at(0).ip(), "127.0.41.23".parse().unwrap()] {
+        let listener = Stream::new(Family::V4);
+        listener.bind(SocketAddr::new(address, 0)).unwrap();
+        listener.listen(1).unwrap();
+        let active = Stream::new(Family::V4);
+        active.connect(listener.local()).unwrap();
+        let (passive, peer) = listener.accept().unwrap();
+        assert_ne!(active.local().port(), 0);
+        assert_eq!(peer, active.local());
+        assert_eq!(passive.peer(), Ok(active.local()));
+        assert_eq!(active.peer(), Ok(passive.local()));
+        for stream in [active, passive, listener] {
+            stream.close();
+        }
+    }
 }
 
 #[test]
