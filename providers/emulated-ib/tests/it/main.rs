@@ -2,6 +2,7 @@
 
 mod acknowledges;
 mod agents;
+mod arbitrary_mads;
 mod congestion;
 mod credits;
 mod framed;
