@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod agent;
 mod ah;
 mod as_any;
 pub mod capability;
@@ -24,6 +25,7 @@ mod fork;
 pub mod ids;
 mod lifecycle;
 mod lock;
+mod mad;
 mod mem;
 pub mod memory;
 mod mr;

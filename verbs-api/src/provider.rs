@@ -37,9 +37,9 @@ pub use crate::__link_provider as link_provider;
 pub use crate::ah::AhOps;
 pub use crate::as_any::{AsAny, own};
 pub use crate::contract::{
-    CompletionSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange, MrInit, MrOps,
-    MwOps, PdOps, PostOps, QpInit, QpOps, SrqInit, SrqOps, backend, carrier, modify_in_turn,
-    start_thread, wait_for_threads,
+    AgentOps, AgentSink, CompletionSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange,
+    MrInit, MrOps, MwOps, PdOps, PostOps, QpInit, QpOps, SrqInit, SrqOps, backend, carrier,
+    modify_in_turn, start_thread, wait_for_threads,
 };
 pub use crate::control::{
     Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,

@@ -48,6 +48,7 @@ impl Simulated {
             address: FIRST_ADDRESS,
             windows_2a: false,
             management: None,
+            subnet: None,
         };
         let iwarp = Iwarp::new("iw0", FIRST_ADDRESS);
         let options = DeviceOptions::default;

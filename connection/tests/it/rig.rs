@@ -39,6 +39,7 @@ pub(crate) fn udp_device(ip: &str) -> Device {
         address: at,
         windows_2a: false,
         management: None,
+        subnet: None,
     };
     let wire = emulated_ib::WireOptions::new(address);
     let made = emulated_ib::OnWire::new(driver, wire, DeviceOptions::default());

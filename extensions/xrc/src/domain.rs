@@ -289,6 +289,7 @@ mod tests {
             address: LinkAddress::InProcess(1),
             windows_2a: false,
             management: None,
+            subnet: None,
         };
         let network = simulation.network::<InfiniBand>(None);
         let device = Device::of(Engine::new(driver, &network, DeviceOptions::default()).unwrap());

@@ -36,6 +36,7 @@ impl Lab {
                 address: LinkAddress::InProcess(at),
                 windows_2a: false,
                 management: None,
+                subnet: None,
             };
             Device::of(Engine::new(driver, &network, DeviceOptions::default()).unwrap())
         };

@@ -10,6 +10,7 @@ use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Op, Request, SendExtra};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_wire::mad::GSI_QP;
 use polyverbs_wire::net::{Ipv4, Ipv6, Udp, protocol};
 use polyverbs_wire::roce::bth::MULTICAST_QP;
 use polyverbs_wire::roce::{Bth, Deth, packet::ICRC_LEN, route::Grh};
@@ -23,7 +24,7 @@ use verbs_api::{
 };
 
 use crate::header::{Body, Header, IpFields};
-use crate::{Cx, Device, Qp, Sending};
+use crate::{Cx, Device, Qp, Sending, subnet};
 
 /// If a request's Q_Key has this bit, the datagram carries the sending queue pair's own Q_Key instead (IBTA 10.2.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -102,11 +103,14 @@ pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
                 deliver(&qp, frame, cx);
             }
         }
-        _ => {
-            if let Some(qp) = device.qp(frame.header.dest_qp) {
-                deliver(&qp, frame, cx);
+        _ => match (device.qp(frame.header.dest_qp), &device.driver().subnet) {
+            (Some(qp), _) => deliver(&qp, frame, cx),
+            // No program's queue pair has such a number.
+            (None, Some(port)) if frame.header.dest_qp <= GSI_QP => {
+                subnet::handle(device, port, frame, cx);
             }
-        }
+            (None, _) => {}
+        },
     }
 }
 

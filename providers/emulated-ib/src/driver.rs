@@ -9,15 +9,19 @@ use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
+use polyverbs_engine::management::ManagementAgents;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
+use polyverbs_management::address::SMI_QP;
 use polyverbs_wire::mad::GSI_QP;
+use verbs_api::objects::management::AgentRegistration;
 use verbs_api::provider::carrier::{Carrier, ManagementPort};
+use verbs_api::provider::{AgentOps, AgentSink};
 use verbs_api::qp::{AddressVector, QpState, QpType};
 use verbs_api::{
     Features, VerbError, WcStatus,
-    capability::{DeviceAttributes, Mtu},
+    capability::{DeviceAttributes, Mtu, PhysState},
     ids::{LinkAddress, Qpn},
     wr::{PostReason, WorkRequest},
 };
@@ -25,6 +29,7 @@ use verbs_api::{
 use crate::header::{Body, Header, IpFields};
 use crate::requester::Requester;
 use crate::responder::{Responder, respond};
+use crate::subnet::{self, SubnetPort};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
 
 /// The greatest distance from the expected PSN at which a request whose ICRC could not be verified is accepted.
@@ -56,6 +61,8 @@ pub struct InfiniBand {
     pub windows_2a: bool,
     /// Queue pair 1 for management datagrams, on an IP network only.
     pub management: Option<Arc<dyn ManagementQp>>,
+    /// The port, if a subnet manager configures it; `None` for a port that is active from the beginning, as on Ethernet.
+    pub subnet: Option<Arc<SubnetPort>>,
 }
 
 impl Driver for InfiniBand {
@@ -113,17 +120,14 @@ impl Driver for InfiniBand {
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
         // A frame with a wrong checksum is ignored (IBTA 9.6.1).
         if frame.damaged || !device.is_port_active() {
-            return;
+            return handle_unusual(device, &frame, cx);
         }
         let header = frame.header;
         if let Body::Refused(errno) = header.body {
             return handle_refusal(device, frame.from, header.dest_qp, errno, cx);
         }
-        if header.dest_qp == GSI_QP {
-            if let Some(management) = device.driver().management.clone() {
-                management.handle(device, &frame);
-            }
-            return;
+        if header.dest_qp <= GSI_QP {
+            return handle_management(device, &frame, cx);
         }
         if matches!(header.body, Body::Datagram(..)) {
             return datagram::receive(device, &frame, cx);
@@ -238,6 +242,34 @@ impl Driver for InfiniBand {
         Ok(())
     }
 
+    fn management(&self) -> Option<&dyn ManagementAgents> {
+        self.subnet.as_deref().map(|subnet| subnet as _)
+    }
+
+    fn set_link_state(device: &Device<Self>, state: PhysState) {
+        match &device.driver().subnet {
+            Some(subnet) => subnet.set_link(state),
+            None => device.follow_link(state),
+        }
+    }
+
+    fn register_agent(
+        device: &Arc<Device<Self>>,
+        registration: AgentRegistration,
+        sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        match &device.driver().subnet {
+            Some(port) => subnet::register(device, port, registration, sink),
+            None => Err(VerbError::UnsupportedVerb("register_agent")),
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.subnet
+            .as_ref()
+            .map_or_else(Vec::new, |subnet| subnet.counters())
+    }
+
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
         Some(match device.driver().management.clone() {
             Some(management) => Carrier::Datagrams(management),
@@ -246,6 +278,10 @@ impl Driver for InfiniBand {
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
+        // A path to a LID has no routing header unless it leaves the subnet.
+        if self.subnet.is_some() && matches!(path.address, LinkAddress::Lid(_)) {
+            return Ok(());
+        }
         if !path.is_global {
             let reason = "every path on Ethernet has a routing header";
             return Err(VerbError::argument("is_global", reason));
@@ -282,6 +318,26 @@ impl Driver for InfiniBand {
 
     fn before_flush(_: &Qp, half: &mut Sending, _: WcStatus, _: &mut Cx<'_>) {
         half.direct = None;
+    }
+}
+
+// Handles a frame that is damaged, or arrives at a port that is not active. Of these only subnet management passes.
+#[cold]
+fn handle_unusual(device: &Device<InfiniBand>, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    if !frame.damaged && frame.header.dest_qp == SMI_QP {
+        handle_management(device, frame, cx);
+    }
+}
+
+// Handles a frame for queue pair 0 or 1. Without a subnet there are only connection managers, at queue pair 1.
+#[cold]
+fn handle_management(device: &Device<InfiniBand>, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    let driver = device.driver();
+    if let Some(subnet) = &driver.subnet {
+        return subnet::handle(device, subnet, frame, cx);
+    }
+    if let (GSI_QP, Some(management)) = (frame.header.dest_qp, driver.management.clone()) {
+        management.handle(device, frame);
     }
 }
 

@@ -24,6 +24,7 @@ mod pacing;
 mod provider;
 pub mod requester;
 pub mod responder;
+pub mod subnet;
 #[cfg(feature = "sockets")]
 pub mod wire;
 

@@ -8,11 +8,13 @@ use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
 use polyverbs_io::sim::{Contract, DatagramLink};
+use verbs_api::ids::Guid;
 use verbs_api::provider::DeviceOps;
-use verbs_api::{capability::Mtu, inventory};
+use verbs_api::{Transport, capability::Mtu, inventory};
 
 use crate::InfiniBand;
 use crate::header::Header;
+use crate::subnet::{SubnetLink, SubnetPort};
 #[cfg(feature = "sockets")]
 use crate::wire::{OnWire, WireOptions};
 
@@ -55,6 +57,7 @@ impl EmulatedKind for EmulatedIb {
             address,
             windows_2a: self.windows_2a,
             management: None,
+            subnet: None,
         };
         #[cfg(feature = "sockets")]
         if let Some(at) = options.at {
@@ -70,14 +73,33 @@ impl EmulatedKind for EmulatedIb {
         if let Some(at) = options.at {
             return Err(EmulatedError::WithoutSockets(at));
         }
-        let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
+        let is_framed = options.framed || options.managed || !options.faults.is_none();
+        let link = is_framed.then(|| -> SharedLink<Header> {
             Arc::new(DatagramLink::new(Some(Mtu::Mtu4096), options.faults))
         });
+        let driver = driver(FIRST_ADDRESS);
+        let (driver, link) = match link {
+            Some(link) if options.managed => {
+                let (driver, link) = managed(driver, link);
+                (driver, Some(link))
+            }
+            link => (driver, link),
+        };
         let network = options.network(link);
-        Ok(Device::new(
-            driver(FIRST_ADDRESS),
-            &network,
-            options.engine(),
-        )?)
+        Ok(Device::new(driver, &network, options.engine())?)
     }
+}
+
+/// Makes the port of the driver one that a subnet manager configures.
+fn managed(driver: InfiniBand, link: SharedLink<Header>) -> (InfiniBand, SharedLink<Header>) {
+    let address = driver.address;
+    let guid = Guid::software(Transport::InfiniBand, address.ip_or_stand_in());
+    let port = Arc::new(SubnetPort::new(&driver.name, guid));
+    let link = SubnetLink::new(link);
+    link.attach(address, &port);
+    let driver = InfiniBand {
+        subnet: Some(port),
+        ..driver
+    };
+    (driver, link)
 }

@@ -4,11 +4,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
+use verbs_api::objects::management::AgentRegistration;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{
-    AhOps, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange, MrInit, MrOps, MwOps, MwType,
-    PdOps, QpInit, QpOps, Reply, SrqInit, SrqOps, own,
+    AgentOps, AgentSink, AhOps, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange, MrInit,
+    MrOps, MwOps, MwType, PdOps, QpInit, QpOps, Reply, SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
@@ -52,7 +53,9 @@ impl<D: Driver> DeviceOps for Device<D> {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.counters().named()
+        let mut counters = self.counters().named();
+        counters.extend(self.driver().counters());
+        counters
     }
 
     fn carrier(&self) -> Option<Carrier> {
@@ -79,6 +82,15 @@ impl<D: Driver> ContextOps for Context<D> {
             return Err(out_of_range("port_num", port, 1u8, 1u8));
         }
         Ok(self.device.port_attributes())
+    }
+
+    fn register_agent(
+        &self,
+        _port: Port,
+        registration: AgentRegistration,
+        sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        D::register_agent(&self.device, registration, sink)
     }
 
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {

@@ -27,6 +27,7 @@ use crate::effects::Effects;
 use crate::emulation::{EMULATED, Emulations, OperationRef};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
+use crate::management::{Arrival, Handled, MAD_LEN, ManagementAgents, PortChange};
 use crate::network::{Member, Network, Polled, Progress};
 use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::pin::{Pin, pin};
@@ -128,8 +129,12 @@ impl<D: Driver> Device<D> {
         }
         let most = network.link().and_then(|link| link.max_frame());
         for port in &mut attributes.ports {
+            if let Some(agents) = driver.management() {
+                agents.describe(port);
+            }
             port.active_mtu = carried(port.active_mtu, most);
         }
+        let is_active = attributes.ports[0].state.is_active();
         let address = driver.link_address();
         let limits = attributes.limits;
         let (first, end) = options.qp_numbers;
@@ -157,7 +162,7 @@ impl<D: Driver> Device<D> {
             retired: Mutex::default(),
             next_pd: AtomicU32::new(1),
             removed: AtomicBool::new(false),
-            port_active: AtomicBool::new(true),
+            port_active: AtomicBool::new(is_active),
             address,
             pds: Quota::new(limits.max_pd, "max_pd"),
             mrs: Quota::new(limits.max_mr, "max_mr"),
@@ -439,6 +444,11 @@ impl<D: Driver> Device<D> {
         }
     }
 
+    /// Returns whether the physical link of the port is up, so that subnet management passes whatever the state of the port.
+    pub fn is_link_up(&self) -> bool {
+        self.attributes.lock().ports[0].phys_state == PhysState::LinkUp
+    }
+
     /// Returns whether the port is active and so carries frames.
     #[inline]
     pub fn is_port_active(&self) -> bool {
@@ -467,11 +477,82 @@ impl<D: Driver> Device<D> {
         self.tell(EventType::DeviceRemoved, EventSubject::Device);
     }
 
-    fn tell(&self, event: EventType, subject: EventSubject) {
+    /// Handles a MAD that has arrived for queue pair 0 or 1 of this device: its agents answer, and the port follows the changes
+    /// that the MAD has made. The caller holds no lock that [`Driver::set_link_state`] takes.
+    pub fn handle_mad(
+        &self,
+        mad: &mut [u8; MAD_LEN],
+        arrival: &Arrival,
+        cx: &mut Cx<'_, D>,
+    ) -> Handled {
+        let Some(agents) = self.driver().management() else {
+            return Handled::Consumed;
+        };
+        let handled = agents.handle_mad(mad, arrival, cx.now());
+        self.follow(agents, &mut cx.effects);
+        handled
+    }
+
+    /// Has the driver bring the link into this state, and lets the port follow.
+    pub fn set_link_state(&self, state: PhysState) {
+        D::set_link_state(self, state);
+        let mut effects = Effects::default();
+        self.follow_agents(&mut effects);
+        effects.run();
+    }
+
+    /// Lets a port without agents follow its link: it is down while the link is disabled, and active otherwise.
+    pub fn follow_link(&self, state: PhysState) {
+        self.set_port_state(match state {
+            PhysState::Disabled => PortState::Down,
+            _ => PortState::Active,
+        });
+    }
+
+    /// Lets the port follow the changes that its agents have made without a MAD that has arrived.
+    pub fn follow_agents(&self, effects: &mut Effects) {
+        if let Some(agents) = self.driver().management() {
+            self.follow(agents, effects);
+        }
+    }
+
+    /// Makes the attributes of the port those that the agents describe, and then reports the changes by events.
+    fn follow(&self, agents: &dyn ManagementAgents, effects: &mut Effects) {
+        let mut events = Vec::new();
+        while let Some(change) = agents.poll_change() {
+            match change {
+                PortChange::Event(event) => events.push(event),
+                PortChange::Link(state) => D::set_link_state(self, state),
+            }
+        }
+        self.describe_port(agents);
+        let listeners = self.listeners();
+        for event in events {
+            for listener in &listeners {
+                effects.event(listener, event, EventSubject::Port(1));
+            }
+        }
+    }
+
+    /// Makes the attributes of the port those that the agents describe.
+    fn describe_port(&self, agents: &dyn ManagementAgents) {
+        let most = self.network.link().and_then(|link| link.max_frame());
+        let mut attributes = self.attributes.lock();
+        let port = &mut attributes.ports[0];
+        agents.describe(port);
+        port.active_mtu = carried(port.active_mtu, most);
+        let is_active = port.state.is_active();
+        self.port_active.store(is_active, Ordering::Relaxed);
+    }
+
+    /// Returns the sinks of the device's own events.
+    fn listeners(&self) -> Vec<Arc<dyn EventSink>> {
         let listeners = self.listeners.lock();
-        let told: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
-        drop(listeners);
-        for listener in told {
+        listeners.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn tell(&self, event: EventType, subject: EventSubject) {
+        for listener in self.listeners() {
             listener.event(event, subject);
         }
     }

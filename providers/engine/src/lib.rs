@@ -24,6 +24,7 @@ pub mod link;
 mod loans;
 pub mod lock;
 pub mod log;
+pub mod management;
 pub mod named_memory;
 pub mod network;
 pub mod operation;

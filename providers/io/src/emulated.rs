@@ -53,6 +53,9 @@ pub struct EmulatedOptions {
     pub speaks_first: bool,
     /// Whether traffic with other devices of this machine uses sockets instead of shared memory.
     pub without_shared_memory: bool,
+    /// Whether the device's port is that of an InfiniBand network, which a subnet manager configures: it has no LID and carries
+    /// no data until one does. Only InfiniBand devices on a network of their own can have such a port.
+    pub managed: bool,
     /// Features that the device does not report although it has them.
     pub without: Features,
     /// Limits that the device reports as no larger than these values.
@@ -65,9 +68,13 @@ impl EmulatedOptions {
     /// Checks that the options fit one another, and that a link with this contract supports their faults.
     ///
     /// # Errors
-    /// The link cannot have these faults, or a virtual clock is combined with an IP address.
+    /// The link cannot have these faults, or a virtual clock is combined with an IP address, or a managed port with an IP
+    /// address or with iWARP.
     pub fn check(&self, contract: Contract) -> Result<(), EmulatedError> {
         self.faults.check(contract)?;
+        if self.managed && (self.at.is_some() || contract != Contract::Datagram) {
+            return Err(EmulatedError::Managed);
+        }
         match (&self.clock, self.at) {
             (Some(_), Some(at)) => Err(EmulatedError::ClockOnWire(at)),
             _ => Ok(()),
@@ -110,6 +117,11 @@ pub enum EmulatedError {
     /// advances.
     #[error("a device at {0} runs in real time, not by a virtual clock: leave one of them out")]
     ClockOnWire(SocketAddr),
+    /// A port that a subnet manager configures is combined with an IP address or with iWARP.
+    #[error(
+        "a managed port is that of an InfiniBand device on a network of its own: leave the address out, and choose InfiniBand"
+    )]
+    Managed,
     /// The program has no sockets for a device at an address.
     #[error(
         "a device at {0} needs sockets: build the program with the Cargo feature `sockets`, or leave the address out"
@@ -133,7 +145,11 @@ impl EmulatedError {
     pub const fn errno(&self) -> Option<i32> {
         match self {
             Self::Wire { errno, .. } | Self::Verb(VerbError::Os { errno, .. }) => Some(*errno),
-            Self::Fault(_) | Self::ClockOnWire(_) | Self::WithoutSockets(_) | Self::Verb(_) => None,
+            Self::Fault(_)
+            | Self::ClockOnWire(_)
+            | Self::Managed
+            | Self::WithoutSockets(_)
+            | Self::Verb(_) => None,
         }
     }
 }
@@ -217,9 +233,11 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
                 let reason = ArgumentReason::Said(error.to_string().into());
                 Err(VerbError::argument(ADDRESS_VARIABLE, reason))
             }
-            Err(EmulatedError::Fault(_) | EmulatedError::ClockOnWire(_)) => Err(
-                VerbError::Internal("options without faults and clock do not fit"),
-            ),
+            Err(
+                EmulatedError::Fault(_) | EmulatedError::ClockOnWire(_) | EmulatedError::Managed,
+            ) => Err(VerbError::Internal(
+                "options without faults, clock and managed port do not fit",
+            )),
         }
     }
 }

@@ -97,13 +97,16 @@ pub enum SendError {
 /// How long a request waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// The time that each transmission waits.
+    /// The time that each transmission waits, which is [`LEAST_TIMEOUT`] if this is shorter.
     pub timeout: Duration,
     /// How often the request is sent again.
     pub retries: u32,
 }
 
-/// For whom a MAD is that has arrived.
+/// The shortest timeout of a request. With a shorter one, the retries of one program could keep the table busy.
+pub const LEAST_TIMEOUT: Duration = Duration::from_millis(1);
+
+/// The recipient of a MAD that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipient {
     /// It answers a request of this agent, which no longer waits.
@@ -219,8 +222,8 @@ impl<O> AgentTable<O> {
         }
     }
 
-    /// Removes an agent and forgets its requests, whose answers are dropped from now on. Returns its owner; `None` if there is no
-    /// such agent.
+    /// Removes an agent and forgets its requests, whose answers are dropped from now on. Returns its owner; `None` if the
+    /// agent is not registered.
     pub fn unregister(&mut self, id: AgentId) -> Option<O> {
         let agent = self.agents.remove(&id)?;
         for (transaction, it) in &agent.outstanding {
@@ -276,7 +279,7 @@ impl<O> AgentTable<O> {
                     to: *to,
                 },
                 patience,
-                deadline: now.saturating_add(patience.timeout),
+                deadline: patience.deadline(now),
             };
             self.deadlines.insert((waiting.deadline, id, transaction));
             agent.outstanding.insert(transaction, waiting);
@@ -337,6 +340,15 @@ impl<O> AgentTable<O> {
         Some(self.finish(id, transaction)?.request)
     }
 
+    /// Ends the wait of all requests, for instance because the port is gone, and returns them in the order of their deadlines.
+    /// The caller gives them back to their agents as flushed.
+    pub fn flush(&mut self) -> Vec<Request> {
+        let waiting = std::mem::take(&mut self.deadlines);
+        let all = waiting.into_iter();
+        all.filter_map(|(_, id, transaction)| Some(self.finish(id, transaction)?.request))
+            .collect()
+    }
+
     /// Returns the time at which [`poll_timeout`](Self::poll_timeout) is to be asked; `None` if nothing waits.
     pub fn next_deadline(&self) -> Option<Duration> {
         Some(self.deadlines.first()?.0)
@@ -354,7 +366,7 @@ impl<O> AgentTable<O> {
             return Some(Timeout::Expired(request));
         };
         waiting.patience.retries = retries;
-        let deadline = now.saturating_add(waiting.patience.timeout);
+        let deadline = waiting.patience.deadline(now);
         self.wait(id, transaction, waiting, deadline);
         Some(Timeout::Retry(request))
     }
@@ -402,6 +414,12 @@ impl<O> AgentTable<O> {
         let mut agents = self.agents.iter();
         let (id, _) = agents.find(|(_, it)| it.registration.overlaps(&wanted))?;
         Some(*id)
+    }
+}
+
+impl Patience {
+    fn deadline(self, now: Duration) -> Duration {
+        now.saturating_add(self.timeout.max(LEAST_TIMEOUT))
     }
 }
 

@@ -363,6 +363,7 @@ fn infiniband(address: LinkAddress, windows_2a: bool) -> InfiniBand {
         address,
         windows_2a,
         management: None,
+        subnet: None,
     }
 }
 

@@ -98,6 +98,7 @@ impl Rig {
                 address: LinkAddress::InProcess(number),
                 windows_2a: false,
                 management: None,
+                subnet: None,
             };
             let engine = Engine::new(driver, &network, DeviceOptions::default());
             Program::new(engine.expect("a device") as Arc<dyn DeviceOps>)

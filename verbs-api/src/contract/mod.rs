@@ -21,6 +21,7 @@ use crate::control::Reply;
 use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
 use crate::ids::{Gid, LKey, Port, Psn, Qpn, RKey};
+use crate::mad::{AgentEvent, AgentRegistration, MAD_LEN, MadAddress, MadPatience};
 use crate::mem::{MwType, RegionMemory};
 use crate::object_id::ObjectId;
 use crate::post::PostReason;
@@ -91,8 +92,45 @@ pub trait ContextOps: AsAny {
         reply.unsupported("create_cq");
     }
 
+    /// Registers an agent of the program with queue pairs 0 and 1 of a port. It ends when the returned value is dropped.
+    ///
+    /// # Errors
+    /// The port has no agents, another agent has one of the methods, or the class does not exist.
+    fn register_agent(
+        &self,
+        _port: Port,
+        _registration: AgentRegistration,
+        _sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        Err(VerbError::UnsupportedVerb("register_agent"))
+    }
+
     /// Closes the context. Everything that was made from it has been destroyed before.
     fn close(&self) {}
+}
+
+/// The provider's part of an agent that a program has registered. Its drop ends the agent, whose requests are forgotten.
+pub trait AgentOps: Send + Sync + 'static {
+    /// Sends a MAD and returns its transaction ID: see [`ManagementAgent::send`](crate::objects::management::ManagementAgent::send). The
+    /// caller may be in a handler and holds no lock.
+    ///
+    /// # Errors
+    /// The MAD cannot be sent.
+    fn send(
+        &self,
+        mad: &[u8; MAD_LEN],
+        to: &MadAddress,
+        patience: Option<MadPatience>,
+    ) -> Result<u64, VerbError>;
+
+    /// Gives a request that waits for an answer back to the agent as flushed. Returns whether there was one.
+    fn cancel(&self, class: u8, transaction_id: u64) -> bool;
+}
+
+/// Receives what happens to an agent. Called with no lock held, on the thread that has delivered the MAD.
+pub trait AgentSink: Send + Sync + 'static {
+    /// Called when a MAD has arrived for the agent, or a request of the agent has ended without an answer.
+    fn event(&self, event: AgentEvent);
 }
 
 /// The arguments with which a provider makes a completion queue.

@@ -79,6 +79,7 @@ impl WiredPair {
                 address: at,
                 windows_2a: false,
                 management: None,
+                subnet: None,
             };
             let wire = emulated_ib::OnWire::new(driver, options, DeviceOptions::default())?;
             let device = Arc::clone(&wire.device) as Arc<dyn DeviceOps>;

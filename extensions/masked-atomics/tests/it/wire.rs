@@ -164,6 +164,7 @@ fn infiniband(far_has_it: bool) -> Lab<emulated_ib::header::Header> {
         address,
         windows_2a: false,
         management: None,
+        subnet: None,
     };
     Lab::new(link, is_answer, driver, far_has_it)
 }

@@ -1,6 +1,8 @@
 //! The driver with peers that the tests play by hand, and over UDP.
 
 mod acknowledges;
+mod agents;
+mod arbitrary_mads;
 mod congestion;
 mod credits;
 mod framed;
@@ -11,6 +13,7 @@ mod requester;
 mod responder;
 mod smoke;
 mod states;
+mod subnet;
 mod support;
 mod truncated;
 mod udp;

@@ -34,6 +34,7 @@ fn messages_writes_reads_and_atomics_arrive() {
         address,
         windows_2a: false,
         management: None,
+        subnet: None,
     };
     let engine = Engine::new(driver, &network, DeviceOptions::default()).unwrap();
     let device = Device::of(engine);

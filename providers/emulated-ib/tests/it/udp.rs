@@ -47,6 +47,7 @@ impl End {
             address: at,
             windows_2a: false,
             management: None,
+            subnet: None,
         };
         let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
         let device = Device::of(wire.device.clone() as std::sync::Arc<dyn DeviceOps>);

@@ -9,18 +9,22 @@
 //! device failed ([`Device::remove`]).
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
+use verbs_api::objects::management::AgentRegistration;
 use verbs_api::provider::carrier::Carrier;
+use verbs_api::provider::{AgentOps, AgentSink};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
 use verbs_api::{
     VerbError, WcStatus,
-    capability::{DeviceAttributes, Mtu},
+    capability::{DeviceAttributes, Mtu, PhysState},
     ids::LinkAddress,
     wr::{PostReason, WorkRequest},
 };
 
 use crate::device::{Cx, Device};
 use crate::link::Frame;
+use crate::management::ManagementAgents;
 use crate::qp::{Qp, QpRef, Requester, Responder};
 use crate::qpn::QpnPool;
 use crate::request::Request;
@@ -130,8 +134,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
     }
 
     /// Returns the path MTU of a queue pair whose program requests `wanted` on a port with the active MTU `active`: by
-    /// default the smaller of the two.
-    fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
+    /// default the smaller of the two. `sl` is the service level of the path, for a driver whose virtual lanes have MTUs of
+    /// their own.
+    fn path_mtu(&self, wanted: Mtu, active: Mtu, _sl: u8) -> Mtu {
         wanted.min(active)
     }
 
@@ -139,6 +144,40 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// as [`Addressing`](crate::emulation::Addressing) describes. If not, the device gains no feature that needs this.
     fn addresses_receives(&self) -> bool {
         false
+    }
+
+    /// Returns the agents that answer the management datagrams which arrive for queue pairs 0 and 1 of the device, whose port
+    /// is then theirs to describe. By default there are none, as on Ethernet: the port is active, and no subnet manager
+    /// configures it.
+    fn management(&self) -> Option<&dyn ManagementAgents> {
+        None
+    }
+
+    /// Registers an agent of a program, for management datagrams that the device's own [agents](Self::management) do not
+    /// answer. By default this is unsupported.
+    ///
+    /// # Errors
+    /// The device has no agents, another agent has one of the methods, or the class does not exist.
+    fn register_agent(
+        _device: &Arc<Device<Self>>,
+        _registration: AgentRegistration,
+        _sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        Err(VerbError::UnsupportedVerb("register_agent"))
+    }
+
+    /// Returns names and values of the driver's own counters, which programs see next to those of the engine. By default there
+    /// are none.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Brings the link of the port into this state, because a subnet manager or the owner of the device wants it. By default the
+    /// link obeys at once: the port is down while the link is disabled, and active otherwise.
+    ///
+    /// A driver with [agents](Self::management) changes their state of the link, which the port then follows.
+    fn set_link_state(device: &Device<Self>, state: PhysState) {
+        device.follow_link(state);
     }
 
     /// Returns how connection managers on this device reach their peers: by default only within this process. `None` means

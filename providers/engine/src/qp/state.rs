@@ -99,9 +99,11 @@ impl<D: Driver> Qp<D> {
         if let Some(index) = given.pkey_index.filter(|&index| u64::from(index) > last) {
             return Err(out_of_range("pkey_index", index, 0u8, last));
         }
+        let path = given.ah_attr.or(changing.attributes.ah_attr);
+        let sl = path.map_or(0, |path| path.sl);
         let path_mtu = given
             .path_mtu
-            .map(|mtu| driver.path_mtu(mtu, port.active_mtu));
+            .map(|mtu| driver.path_mtu(mtu, port.active_mtu, sl));
         let given = QpAttributes { path_mtu, ..*given };
         let all = changing.attributes.merged(&given);
         Cx::run(&self.device, None, |cx| {

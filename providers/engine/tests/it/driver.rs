@@ -5,23 +5,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
-use acme_fabric::{Body, Common, Form, Full, Header, Hooks, Partial, Plain, form};
+use acme_fabric::agents::{LINK_STATE, SET_LINK};
+use acme_fabric::{Body, Common, Form, Full, Header, Hooks, Partial, Plain, SHORT_PACKETS, form};
 use bmme as _;
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::{Deliver, Frame, Input, Link, OwnedFrame, SharedLink};
-use polyverbs_engine::network::{Network, Progress};
+use polyverbs_engine::management::MAD_LEN;
+use polyverbs_engine::network::{Member as _, Network, Progress};
 use polyverbs_engine::operation::{Arrived, Octets, OperationEmulation, TargetMemory};
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::qpn::QpnPool;
 use polyverbs_engine::time::{Host, Time};
+use verbs_api::objects::management::{AgentEvent, AgentRegistration, MadAddress};
 use verbs_api::probe::Probe;
 use verbs_api::provider::{DeviceOps, EventSink, Mutex, Operation};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
-    capability::{BaselineGaps, DeviceAttributes, FeatureSet, Grant, Mtu},
+    capability::{BaselineGaps, DeviceAttributes, FeatureSet, Grant, Mtu, PhysState, PortState},
     completion::{Notify, WcOpcode},
     event::{EventSubject, EventType},
     extension::{ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Part, feature},
@@ -465,6 +468,8 @@ fn a_driver_without_any_optional_part_is_complete() {
         "check_post",
         "check_path",
         "disconnect",
+        "handle_mad",
+        "set_link_state",
     ];
     assert!(calls.iter().all(|call| rig.hooks.count(call) == 0));
     assert_eq!(
@@ -475,6 +480,128 @@ fn a_driver_without_any_optional_part_is_complete() {
     let next = rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait().unwrap();
     let numbers = [&rig.a.qp, &next].map(|qp| qp.qp_num().value());
     assert_eq!(numbers, [0x11, 0x12], "the engine's own");
+}
+
+/// A management datagram for queue pair 0 of B, which wants B's link in this state.
+fn wants_link(rig: &Rig<impl Form>, state: PhysState) -> OwnedFrame<Header> {
+    let mut mad = vec![0; MAD_LEN];
+    (mad[3], mad[LINK_STATE]) = (SET_LINK, state as u8);
+    OwnedFrame {
+        from: rig.a.engine.address(),
+        to: rig.b.engine.address(),
+        header: Header::mad(0, 0, 0),
+        payload: mad,
+        damaged: false,
+    }
+}
+
+/// How the driver answers when nothing but the call that delivers a datagram runs.
+fn deliver_mad<D: Form>(rig: &Rig<D>, state: PhysState) -> Vec<OwnedFrame<Header>> {
+    let frame = wants_link(rig, state);
+    rig.b.engine.handle_frame(frame.as_frame(), Time(0));
+    rig.wire.state.lock().under_way.drain(..).collect()
+}
+
+fn state_of_port(side: &Side<impl Form>) -> PortState {
+    side.context.query_port(1).unwrap().state
+}
+
+// covers 5.05 6.04 8.61
+#[test]
+fn agents_of_a_driver_answer_in_the_call_that_delivers() {
+    let rig: Rig<Full> = Rig::new(true);
+    let answers = deliver_mad(&rig, PhysState::Disabled);
+    assert_eq!(answers.len(), 1);
+    assert_eq!(answers[0].to, rig.a.engine.address());
+    assert_eq!(answers[0].payload[3], SET_LINK | 0x80);
+    assert_eq!(rig.hooks.count("set_link_state"), 1);
+    assert_eq!(state_of_port(&rig.b), PortState::Down);
+    assert_eq!(rig.b.events(), [EventType::PortErr]);
+    deliver_mad(&rig, PhysState::LinkUp);
+    assert_eq!(state_of_port(&rig.b), PortState::Active);
+    assert_eq!(rig.b.events(), [EventType::PortActive]);
+}
+
+// covers 6.03 8.62
+#[test]
+fn a_driver_without_agents_answers_no_datagram() {
+    let rig: Rig<Plain> = Rig::new(true);
+    assert!(deliver_mad(&rig, PhysState::Disabled).is_empty());
+    assert_eq!(state_of_port(&rig.b), PortState::Active);
+}
+
+// covers 6.04 8.69
+#[test]
+fn the_driver_registers_the_agents_of_programs() {
+    let registration = AgentRegistration::new(3, 2);
+    let plain: Rig<Plain> = Rig::new(false);
+    let refused = plain.a.context.register_agent(1, registration);
+    let unsupported = VerbError::UnsupportedVerb("register_agent");
+    assert_eq!(refused.err(), Some(unsupported));
+    let rig: Rig<Full> = Rig::new(false);
+    let agent = rig.a.context.register_agent(1, registration).unwrap();
+    assert_eq!(rig.hooks.count("register_agent"), 1);
+    let path = AddressVector::new(rig.b.engine.address(), Gid([1; 16]), 1);
+    let from = MadAddress::general_services(path);
+    let mad = [7; MAD_LEN];
+    agent.send(&mad, &from, None).unwrap();
+    assert_eq!(agent.poll_event(), Some(AgentEvent::Received { mad, from }));
+    assert!(rig.a.context.register_agent(2, registration).is_err());
+}
+
+fn follows_its_link<D: Form>() -> usize {
+    let rig: Rig<D> = Rig::new(false);
+    for (link, state, event) in [
+        (PhysState::Disabled, PortState::Down, EventType::PortErr),
+        (PhysState::LinkUp, PortState::Active, EventType::PortActive),
+    ] {
+        rig.a.engine.set_link_state(link);
+        assert_eq!(state_of_port(&rig.a), state);
+        assert_eq!(rig.a.events(), [event]);
+    }
+    rig.hooks.count("set_link_state")
+}
+
+// covers 6.04 6.20
+#[test]
+fn the_driver_or_the_engine_brings_the_link_into_a_state() {
+    assert_eq!(follows_its_link::<Plain>(), 0);
+    assert_eq!(follows_its_link::<Partial>(), 0);
+    assert_eq!(follows_its_link::<Full>(), 2);
+}
+
+// covers 6.04 6.22
+#[test]
+fn a_path_has_the_mtu_of_its_service_level() {
+    fn of_level<D: Form>(sl: u8) -> Option<Mtu> {
+        let rig: Rig<D> = Rig::new(false);
+        let qp = rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait().unwrap();
+        let path = AddressVector {
+            sl,
+            ..AddressVector::new(rig.b.engine.address(), Gid([1; 16]), 1)
+        };
+        connect_through(&qp, &rig.b, path).unwrap();
+        qp.query().unwrap().attributes.path_mtu
+    }
+    assert_eq!(of_level::<Plain>(0), of_level::<Plain>(SHORT_PACKETS));
+    assert_eq!(of_level::<Full>(0), Some(Mtu::Mtu512));
+    assert_eq!(of_level::<Full>(SHORT_PACKETS), Some(Mtu::Mtu256));
+}
+
+// covers 6.04
+#[test]
+fn counters_of_the_driver_are_next_to_those_of_the_engine() {
+    fn shown<D: Form>() -> Option<u64> {
+        let rig: Rig<D> = Rig::new(true);
+        deliver_mad(&rig, PhysState::LinkUp);
+        let counters = rig.b.context.counters();
+        assert!(counters.iter().any(|(name, _)| *name == "sends"));
+        let own = counters.iter().find(|(name, _)| *name == "acme_mads");
+        own.map(|(_, value)| *value)
+    }
+    assert_eq!(shown::<Plain>(), None);
+    assert_eq!(shown::<Partial>(), Some(0), "without agents");
+    assert_eq!(shown::<Full>(), Some(1));
 }
 
 // covers 6.04

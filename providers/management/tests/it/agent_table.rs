@@ -539,7 +539,7 @@ fn further_segments_reach_only_agents_that_take_segments() {
 
 // covers 8.71
 #[test]
-fn a_request_whose_answer_has_begun_waits_on_and_is_not_sent_again() {
+fn a_request_whose_answer_has_begun_is_not_sent_again() {
     let (mut port, agent) = Port::with_client();
     let mad = port.request(agent, SUBNET_ADMINISTRATION, ID, &lid(5));
     let segment = segment(&mad);
@@ -551,4 +551,45 @@ fn a_request_whose_answer_has_begun_waits_on_and_is_not_sent_again() {
     let expired = Timeout::Expired(Request { agent, mad, to });
     assert_eq!(port.next_timeout(), expired);
     assert_eq!(port.now, deadline);
+}
+
+// covers 8.71
+#[test]
+fn a_timeout_is_a_millisecond_at_least() {
+    let (mut port, agent) = Port::with_client();
+    let patience = Patience {
+        timeout: Duration::ZERO,
+        retries: u32::MAX,
+    };
+    let mut mad = of(1, PERF_CLASS, method::GET);
+    let start = port.now;
+    let sent = port
+        .table
+        .send(agent, &mut mad, &lid(5), Some(patience), start);
+    sent.unwrap();
+    for retry in 1..=3 {
+        assert!(matches!(port.next_timeout(), Timeout::Retry(_)));
+        assert_eq!(port.now - start, Duration::from_millis(retry));
+        assert_eq!(port.table.poll_timeout(port.now), None);
+    }
+}
+
+// covers 8.71
+#[test]
+fn flushed_requests_of_all_agents_come_back() {
+    let (mut port, client) = Port::with_client();
+    let other = port.register(takes(LID_CLASS, &[]));
+    let agents = [client, other, client];
+    for (id, agent) in (1..).zip(agents) {
+        port.request(agent, PERF_CLASS, id, &lid(5));
+        port.now += Duration::from_millis(1);
+    }
+    let flushed = port.table.flush();
+    assert_eq!(
+        flushed.iter().map(|it| it.agent).collect::<Vec<_>>(),
+        agents
+    );
+    assert_eq!(port.table.next_deadline(), None);
+    assert_eq!(port.table.flush(), []);
+    port.request(client, PERF_CLASS, 1, &lid(5));
 }

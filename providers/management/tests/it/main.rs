@@ -2,6 +2,7 @@
 
 mod address;
 mod agent_table;
+mod agent_table_oracle;
 mod m_key;
 mod pma;
 mod port_info;

@@ -21,8 +21,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // Links with a wire are generic over the codec that a driver gives them.
     ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
-    // Drivers do not know each other.
-    ("emulated-ib", DRIVER),
+    // Drivers do not know each other. Only InfiniBand has agents for a subnet manager.
+    (
+        "emulated-ib",
+        &[
+            "verbs-api",
+            "polyverbs-engine",
+            "polyverbs-wire",
+            "polyverbs-management",
+            "polyverbs-io",
+        ],
+    ),
     ("emulated-iwarp", DRIVER),
     // The provider of real devices knows the contract and the layouts of C, and no engine.
     ("rdma-core-provider", &["verbs-api", "polyverbs-abi"]),

@@ -14,6 +14,7 @@ use verbs_api::provider::Mutex;
 use verbs_api::wr::PostReason;
 use verbs_api::{Features, Transport};
 
+use crate::agents::Agents;
 use crate::frames::KeptAnswer;
 
 /// The attributes of a device, and what a form needs for its overrides.
@@ -26,6 +27,8 @@ pub struct Common {
     pub max_mtu: Mtu,
     /// What a test sees of the driver.
     pub hooks: Arc<Hooks>,
+    /// The agents of a form that has them.
+    pub agents: Agents,
     // The queue pair numbers of a form that numbers its queue pairs.
     numbers: QpnPool,
     // The answers that wait for `settle`, in a form that has it.
@@ -53,6 +56,7 @@ impl Common {
             attributes: attributes(&name.into(), address),
             address,
             max_mtu: Mtu::Mtu4096,
+            agents: Agents::new(Arc::clone(&hooks)),
             hooks,
             numbers: QpnPool::new(first, end, 0),
             kept: None,
@@ -77,6 +81,11 @@ impl Common {
     pub(crate) fn give_back(&self, number: u32) {
         self.hooks.note("free_qpn");
         self.numbers.free(number);
+    }
+
+    /// The counters of a form that has its own: how many management datagrams have arrived.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("acme_mads", self.hooks.count("handle_mad") as u64)]
     }
 
     /// Refuses requests that the device does not support, before they are queued.

@@ -1,13 +1,19 @@
 //! Three forms of the driver. Each lists all that it overrides.
 
+use std::sync::Arc;
+
 use polyverbs_engine::express::{self, Express};
+use polyverbs_engine::management::ManagementAgents;
 use polyverbs_engine::qp::{Qp, QpRef, Responder};
 use polyverbs_engine::qpn::QpnPool;
-use verbs_api::capability::Mtu;
+use verbs_api::capability::{Mtu, PhysState};
+use verbs_api::objects::management::AgentRegistration;
+use verbs_api::provider::{AgentOps, AgentSink};
 use verbs_api::qp::AddressVector;
 use verbs_api::wr::{PostReason, WorkRequest};
 use verbs_api::{Access, VerbError, WcStatus};
 
+use crate::agents::ProgramAgent;
 use crate::responder::Asker;
 use crate::{Receiving, Sending, form};
 
@@ -17,7 +23,7 @@ form! {
 }
 
 form! {
-    /// Numbers its queue pairs itself, and checks requests.
+    /// Numbers its queue pairs itself, checks requests, and has counters of its own.
     Partial:
     fn alloc_qpn(&self, _: &QpnPool) -> Option<u32> {
         self.0.take_number()
@@ -29,6 +35,10 @@ form! {
 
     fn check_post(&self, _: &Qp<Self>, request: &Request<'_>) -> Result<(), PostReason> {
         self.0.check_post(request)
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.counters()
     }
 }
 
@@ -47,6 +57,29 @@ form! {
         self.0.check_post(request)
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.counters()
+    }
+
+    fn management(&self) -> Option<&dyn ManagementAgents> {
+        Some(&self.0.agents)
+    }
+
+    fn register_agent(
+        device: &Arc<Device<Self>>,
+        _: AgentRegistration,
+        sink: Arc<dyn AgentSink>,
+    ) -> Result<Box<dyn AgentOps>, VerbError> {
+        device.driver().0.hooks.note("register_agent");
+        Ok(Box::new(ProgramAgent::new(sink)))
+    }
+
+    fn set_link_state(device: &Device<Self>, state: PhysState) {
+        let common = &device.driver().0;
+        common.hooks.note("set_link_state");
+        common.agents.set_link(state);
+    }
+
     fn express(
         qp: &Qp<Self>,
         half: &mut Requester<Self>,
@@ -61,9 +94,11 @@ form! {
         false
     }
 
-    fn path_mtu(&self, wanted: Mtu, active: Mtu) -> Mtu {
+    fn path_mtu(&self, wanted: Mtu, active: Mtu, sl: u8) -> Mtu {
         self.0.hooks.note("path_mtu");
-        wanted.min(active).min(self.0.max_mtu)
+        // The transport has two virtual lanes: one for short packets, and one for long ones.
+        let of_lane = if sl == SHORT_PACKETS { Mtu::Mtu256 } else { self.0.max_mtu };
+        wanted.min(active).min(of_lane)
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
@@ -94,6 +129,9 @@ form! {
         requester::peer_ready(qp, cx);
     }
 }
+
+/// The service level whose virtual lane carries short packets only.
+pub const SHORT_PACKETS: u8 = 1;
 
 fn note(qp: &Qp<Full>, call: &'static str) {
     qp.device.driver().0.hooks.note(call);

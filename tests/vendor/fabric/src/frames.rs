@@ -2,6 +2,7 @@
 
 use polyverbs_engine::device::{Cx, Device};
 use polyverbs_engine::link::{Frame, SharedLink};
+use polyverbs_engine::management::{Arrival, Handled, MAD_LEN};
 use polyverbs_engine::payload::{Payload, Spans};
 use polyverbs_engine::qp::{Phase, Qp, Requester};
 use polyverbs_engine::request::Op;
@@ -30,6 +31,20 @@ pub enum Body {
     Request(Op, SendFlags),
     /// The answer to the request of the same number.
     Answer(WcStatus),
+    /// A management datagram for queue pair 0 or 1, with its Q_Key.
+    Mad(u32),
+}
+
+impl Header {
+    /// Makes the header of a management datagram.
+    pub fn mad(from: u32, to: u32, q_key: u32) -> Self {
+        Self {
+            to,
+            from,
+            number: 0,
+            body: Body::Mad(q_key),
+        }
+    }
 }
 
 /// An answer that waits for [`settle`]: the number of its sender, its destination and its header.
@@ -83,11 +98,15 @@ pub fn handle<D: Form>(device: &Device<D>, frame: Frame<'_, Header>, cx: &mut Cx
     let Header {
         to, from, number, ..
     } = frame.header;
+    if let Body::Mad(q_key) = frame.header.body {
+        return answer_mad(device, &frame, q_key, cx);
+    }
     let Some(qp) = device.qp(to) else {
         return;
     };
     let (op, flags) = match frame.header.body {
         Body::Request(op, flags) => (op, flags),
+        Body::Mad(_) => return,
         Body::Answer(status) => return complete(&qp, number, status, cx),
     };
     let asker = Asker {
@@ -119,6 +138,37 @@ pub fn handle<D: Form>(device: &Device<D>, frame: Frame<'_, Header>, cx: &mut Cx
             device.network().settle_later(qp.downgrade());
         }
         None => answer(device, frame.from, header, cx),
+    }
+}
+
+/// Has the agents answer, and sends the answer before this returns.
+fn answer_mad<D: Form>(
+    device: &Device<D>,
+    frame: &Frame<'_, Header>,
+    q_key: u32,
+    cx: &mut Cx<'_, D>,
+) {
+    let Header { to, from, .. } = frame.header;
+    let mut mad = [0; MAD_LEN];
+    if frame.payload.len() != MAD_LEN {
+        return;
+    }
+    frame.payload.read(&mut mad);
+    let arrival = Arrival {
+        qpn: to,
+        q_key,
+        from: frame.from,
+        src_qp: from,
+    };
+    if device.handle_mad(&mut mad, &arrival, cx) == Handled::Answered
+        && let Some(link) = device.network().link()
+    {
+        let header = Header::mad(to, from, q_key);
+        let payload = Payload::Bytes(&mad);
+        link.send(
+            self::frame(device.address(), frame.from, header, payload),
+            cx.now(),
+        );
     }
 }
 

@@ -5,6 +5,7 @@
 //! needs.
 #![forbid(unsafe_code)]
 
+pub mod agents;
 mod common;
 pub mod driver;
 mod forms;
@@ -19,7 +20,7 @@ pub use {polyverbs_engine, verbs_api};
 
 pub use common::{Common, Hooks};
 pub use driver::Form;
-pub use forms::{Full, Partial, Plain};
+pub use forms::{Full, Partial, Plain, SHORT_PACKETS};
 pub use frames::{Body, Header};
 #[cfg(feature = "device")]
 pub use provider::{Kind, PROVIDER};

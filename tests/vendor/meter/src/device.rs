@@ -6,8 +6,11 @@ use delegate::delegate;
 use verbs_api::VerbError;
 use verbs_api::capability::{DeviceAttributes, Grant, Limit, PortAttributes};
 use verbs_api::ids::Port;
+use verbs_api::objects::management::AgentRegistration;
 use verbs_api::provider::carrier::Carrier;
-use verbs_api::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink, PdOps, Reply};
+use verbs_api::provider::{
+    AgentOps, AgentSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, PdOps, Reply,
+};
 
 use crate::QUOTA;
 use crate::completion_queue::CompletionQueue;
@@ -93,6 +96,12 @@ impl ContextOps for Context {
     delegate! {
         to self.behind {
             fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError>;
+            fn register_agent(
+                &self,
+                port: Port,
+                registration: AgentRegistration,
+                sink: Arc<dyn AgentSink>,
+            ) -> Result<Box<dyn AgentOps>, VerbError>;
             fn close(&self);
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_ib::header::{Aeth, Body, Header, Nak, Syndrome, SyndromeKind};
+use emulated_ib::subnet::{SubnetLink, SubnetPort};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
@@ -20,7 +21,7 @@ use verbs_api::*;
 use verbs_api::{
     capability::Mtu,
     event::EventType,
-    ids::{LinkAddress, Psn, Qpn},
+    ids::{Guid, LinkAddress, Psn, Qpn},
     wr::{ReceiveRequest, WorkRequest},
 };
 
@@ -203,6 +204,8 @@ pub struct Setup {
     /// The link carries several packets in one frame of at most this many bytes.
     pub joined: Option<usize>,
     pub windows_2a: bool,
+    /// The ports are those of an InfiniBand network, which a subnet manager configures.
+    pub managed: bool,
 }
 
 impl Default for Setup {
@@ -228,6 +231,7 @@ impl Default for Setup {
             polled: false,
             joined: None,
             windows_2a: false,
+            managed: false,
         }
     }
 }
@@ -297,9 +301,14 @@ impl Rig {
             state: Mutex::default(),
         });
         let link = Arc::clone(&wire) as SharedLink<Header>;
+        let subnet = SubnetLink::new(Arc::clone(&link));
+        let link = match setup.managed {
+            true => Arc::clone(&subnet) as SharedLink<Header>,
+            false => link,
+        };
         let network = simulation.network::<InfiniBand>((!setup.direct).then_some(link));
-        let a = Side::new(&network, 1, &setup);
-        let b = Side::new(&network, 2, &setup);
+        let a = Side::new(&network, &subnet, 1, &setup);
+        let b = Side::new(&network, &subnet, 2, &setup);
         Self {
             simulation,
             network,
@@ -470,13 +479,24 @@ impl From<Body> for Answer {
 }
 
 impl Side {
-    fn new(network: &Arc<Network<Engine<InfiniBand>>>, number: u64, setup: &Setup) -> Self {
+    fn new(
+        network: &Arc<Network<Engine<InfiniBand>>>,
+        subnet: &SubnetLink,
+        number: u64,
+        setup: &Setup,
+    ) -> Self {
         let address = LinkAddress::InProcess(number);
         let driver = InfiniBand {
             name: format!("ib{number}"),
             address,
             windows_2a: setup.windows_2a,
             management: None,
+            subnet: setup.managed.then(|| {
+                let guid = Guid::software(Transport::InfiniBand, address.ip_or_stand_in());
+                let port = Arc::new(SubnetPort::new(&format!("ib{number}"), guid));
+                subnet.attach(address, &port);
+                port
+            }),
         };
         let engine = Engine::new(driver, network, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);

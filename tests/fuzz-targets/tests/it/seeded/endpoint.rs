@@ -167,6 +167,7 @@ impl Endpoint {
             address,
             windows_2a: false,
             management: None,
+            subnet: None,
         };
         let engine = Engine::new(driver, network, DeviceOptions::default()).expect("a device");
         let device = Device::of(Arc::clone(&engine) as Arc<dyn verbs_api::provider::DeviceOps>);
