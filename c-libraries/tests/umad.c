@@ -134,8 +134,11 @@ static void must_have_one_owner(void)
 	umad_close_port(other);
 }
 
-int main(void)
+// The argument is a number of seconds, after which an alarm ends a program that was not cancelled.
+int main(int count, char **arguments)
 {
+	MUST(count == 2);
+	alarm(atoi(arguments[1]));
 	MUST(umad_size() == 64);
 	MUST(umad_open_port("nosuch", 1) == -ENODEV);
 	MUST(umad_open_port("fabric0", 2) < 0);

@@ -1,7 +1,7 @@
 //! The process that holds a fabric: one thread, which waits for messages of programs and for the time of outstanding requests.
 //!
 //! A program that dies is detached by the end of its connection. One that floods the process has its turn like all others:
-//! [`AT_ONCE`] messages, after which the next is served. One that does not read loses what does not fit into its socket.
+//! [`AT_ONCE`] messages, or one with a descriptor, after which the next is served. One that does not read loses what does not fit into its socket.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -153,7 +153,14 @@ impl Process {
                 return;
             };
             match sockets::receive(client.socket.as_fd(), LONGEST_REQUEST) {
-                Ok(Some(message)) => self.handle(token, message),
+                Ok(Some(message)) => {
+                    // A descriptor may be that of a long message, and one of these is a turn.
+                    let ends_turn = message.attached.is_some();
+                    self.handle(token, message);
+                    if ends_turn {
+                        return;
+                    }
+                }
                 Err(error) if is_passing(&error) => return,
                 Ok(None) | Err(_) => return self.close(token),
             }

@@ -402,6 +402,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_the_file_of_a_subnet_manager_opens_a_connection() {
+        let number = |path: &CStr| {
+            // SAFETY: a text.
+            unsafe { issm(path.as_ptr()) }
+        };
+        assert_eq!(number(c"/dev/infiniband/issm0"), Some(0));
+        assert_eq!(number(c"/dev/infiniband/issm12"), Some(12));
+        for path in [c"/dev/infiniband/issm", c"/dev/infiniband/umad0", c"issm0"] {
+            assert_eq!(number(path), None, "{path:?}");
+        }
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { issm(std::ptr::null()) }, None);
+    }
+
     // `polyverbs run` ends the names with random letters.
     #[test]
     fn a_directory_is_removed_by_the_process_in_its_name() {

@@ -6,6 +6,7 @@ use std::thread;
 
 use polyverbs_fabric::FabricName;
 use polyverbs_fabric::process::Process;
+use test_kit::waiting::PATIENCE;
 
 use crate::program::{compile, must_print};
 
@@ -31,6 +32,7 @@ fn a_program_sends_receives_and_is_cancelled_while_it_waits() {
     let name = format!("polyverbs-test-umad.{}", std::process::id());
     with_fabric(&name, || {
         let fabric = format!("device = []\n[fabric]\nsocket = \"{name}\"\n");
-        must_print(&compile("umad"), &[], &fabric, "");
+        let patience = PATIENCE.as_secs().to_string();
+        must_print(&compile("umad"), &[&patience], &fabric, "");
     });
 }

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 mod copy;
 mod dissect;
 mod errors;
+mod fabric;
 mod hostile;
 mod interrupted;
 mod network;

@@ -49,7 +49,7 @@ fn members(octets: &[u8]) {
             3 => drop(fabric.unregister(member, script.octet().into())),
             4 => {
                 let port = script.octet() % 4;
-                fabric.set_link(End { node: 0, port }, script.octet() % 2 == 0);
+                fabric.set_link(End { node: 0, port }, script.octet().is_multiple_of(2));
             }
             5..=7 => drop(fabric.register(member, &registration(&mut script))),
             _ => drop(fabric.send(member, &outgoing(&mut script), now)),
@@ -79,7 +79,7 @@ fn registration(script: &mut Script<'_>) -> Registration {
         class_version: script.octet() % 4,
         oui: [0, 0, script.octet() % 2],
         methods: u128::from(script.octet()) | u128::from(script.octet()) << 16,
-        is_segmented_here: script.octet() % 2 == 0,
+        is_segmented_here: script.octet().is_multiple_of(2),
     }
 }
 
@@ -94,7 +94,7 @@ fn outgoing(script: &mut Script<'_>) -> Outgoing {
     let front = script.octets(64);
     let mut data = vec![0; length.max(front.len())];
     data[..front.len()].copy_from_slice(front);
-    if script.octet() % 4 != 0 {
+    if !script.octet().is_multiple_of(4) {
         data.resize(MAD_LEN, 0);
     }
     Outgoing {
