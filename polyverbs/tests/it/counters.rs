@@ -12,7 +12,7 @@ fn writes(context: &Context) -> u64 {
 }
 
 #[test]
-fn a_device_counts_the_requests_of_a_queue_pair_that_is_being_destroyed() {
+fn a_device_counts_for_a_queue_pair_being_destroyed() {
     let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
     let context = device.open(&Requirements::new()).unwrap();
     let pd = context.alloc_pd().wait().unwrap();

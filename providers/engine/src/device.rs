@@ -361,7 +361,7 @@ impl<D: Driver> Device<D> {
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
         let removed = {
-            // Whoever sums the counters finds this queue pair among the live ones or among the retired ones.
+            // A thread that sums the counters finds this queue pair either in the directory or in `retired`.
             let mut retired = self.retired.lock();
             let removed = self.qps.remove(qp.qpn);
             if removed.is_some() {
