@@ -116,7 +116,7 @@ impl Drop for AttachedCounts {
 }
 
 /// Counts the requests of queue pairs that have completed, also those that have no completion of their own: a program that needs
-/// no more than their number polls no completion queue for it. A clone is another handle of the same counter.
+/// only their number polls no completion queue for it. A clone is another handle of the same counter.
 ///
 /// ```no_run
 /// use verbs_api::counter::{CountedOperations, CountedUnit};

@@ -274,7 +274,7 @@ pub unsafe extern "C-unwind" fn recv(
     let room = usize::try_from(unsafe { *length }).unwrap_or(0);
     match take(port, room) {
         Ok(taken) => {
-            // SAFETY: as the caller promises; `take` returns no more bytes than have room.
+            // SAFETY: as the caller promises; what `take` returns has room.
             unsafe {
                 store(umad, taken.front, &taken.data);
                 *length = taken.front.length as c_int;

@@ -118,7 +118,7 @@ unsafe impl Send for Resolved {}
 
 impl Resolved {
     fn get(&mut self) -> &mut RdmaAddrinfo {
-        // SAFETY: made by this module, and nobody else has it.
+        // SAFETY: this module has made it, and no other code has it.
         unsafe { &mut *self.0 }
     }
 

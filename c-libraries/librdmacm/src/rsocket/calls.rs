@@ -526,7 +526,7 @@ pub unsafe extern "C-unwind" fn repoll_wait(
                 events: report.events,
                 u64: report.data,
             };
-            // SAFETY: no more than `most`, as the caller promises.
+            // SAFETY: the caller has room for `most` events, and `place` is less.
             unsafe { events.add(place).write_unaligned(event) };
         }
         found.len() as c_int
