@@ -63,6 +63,7 @@ const ABOUT: &[(&str, &str)] = &[
         "COMPLETION_COUNTERS",
         "completions are counted, successes and errors apart",
     ),
+    ("ON_DEMAND", "registered memory need not be resident"),
     // Gaps.
     ("NO_UD", "no unreliable datagrams"),
     ("NO_UC", "no unreliable connections"),

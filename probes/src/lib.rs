@@ -43,6 +43,7 @@ features! {
     RESIZE_CQ = Baseline::RESIZE_CQ, "a completion queue keeps what it holds when resized";
     SRQ = Features::SRQ, "queue pairs share a receive queue";
     COMPLETION_COUNTERS = Features::COMPLETION_COUNTERS, "completions are counted, successes and errors apart";
+    ON_DEMAND = Features::ON_DEMAND, "registered memory need not be resident";
     MULTICAST = Features::MULTICAST, "datagrams to groups";
     ATOMIC_WRITE = Features::ATOMIC_WRITE, "eight bytes written at once";
     FLUSH = Features::FLUSH, "earlier writes become visible or persistent";
@@ -102,6 +103,8 @@ probes! {
     COMPLETION_COUNTERS: "counters-count" "rdma-core 65" "what completes is counted, also without a completion of its own" => queues::counters_count;
     COMPLETION_COUNTERS: "counters-errors" "rdma-core 65" "what fails or is flushed is counted apart" => queues::counters_errors;
     COMPLETION_COUNTERS: "counters-attach" "rdma-core 65" "one counter for each operation, until the queue pair ends" => queues::counters_attach;
+    ON_DEMAND: "on-demand" "ibv_reg_mr" "requests find the pages that the memory has by then" => memory::on_demand;
+    ON_DEMAND: "on-demand-sink" "ibv_reg_mr" "messages and reads fill pages that are not there yet" => memory::on_demand_sink;
     MULTICAST: "multicast" "4.45" "each member of a group gets a copy, and nobody else" => datagrams::members;
     MULTICAST: "multicast-attach" "4.44" "groups only, members only, and they hold their queue pair" => datagrams::attachments;
     MULTICAST: "multicast-datagrams" "4.44" "connected queue pairs join no group" => datagrams::datagrams_only;

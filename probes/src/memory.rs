@@ -1,14 +1,17 @@
 //! Probes of memory regions, atomics, and when written data become visible.
 
+use std::fs::File;
+
 use verbs_api::memory::MrReregister;
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, ensure, ensure_eq};
-use verbs_api::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, Write};
+use verbs_api::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, ReceiveRequest, Send, Write};
 use verbs_api::{
     Access, DestroyError, ErrorKind, Memory, MrOptions, RKey, RemoteAddress, WcStatus,
 };
 
 use crate::{filled, fresh};
 
+const PAGE: usize = 4096;
 /// Access for all that a peer can do without atomics.
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
@@ -403,5 +406,79 @@ pub(crate) fn flush_rights(rig: &Rig) -> Outcome {
             "whether {rights:?} lets a peer ask for {asked:?}"
         );
     }
+    Ok(())
+}
+
+/// Memory of two pages in a file, registered on demand at the far end.
+fn paged(rig: &Rig) -> Result<(Region, File), Evidence> {
+    let made = Memory::shared(2 * PAGE);
+    let (memory, file) = made.map_err(|error| Evidence::wrong(error.to_string()))?;
+    memory.write(0, b"released")?;
+    let options = MrOptions::new(OPEN).on_demand();
+    let mr = rig.finish(rig.far.pd.register_with(&memory, options))?;
+    Ok((Region { memory, mr }, File::from(file)))
+}
+
+/// Takes the pages of a file away, which has new ones, of zeros, on demand.
+fn release(file: &File) -> Outcome {
+    let released = file.set_len(0).and_then(|()| file.set_len(2 * PAGE as u64));
+    released.map_err(|error| Evidence::wrong(error.to_string()))
+}
+
+pub(crate) fn on_demand(rig: &Rig) -> Outcome {
+    let (desk, file) = paged(rig)?;
+    let pair = rig.rc()?;
+    let read = || -> Result<Vec<u8>, Evidence> {
+        rig.succeeds(
+            &pair.near,
+            Read::new(rig.scratch.sge(0, 8)?, desk.remote(0)),
+        )?;
+        rig.scratch.bytes(0, 8)
+    };
+    ensure_eq!(read()?, b"released", "the first pages");
+    release(&file)?;
+    ensure_eq!(
+        read()?,
+        [0; 8],
+        "pages that are read before they are written"
+    );
+    desk.put(0, b"new page")?;
+    ensure_eq!(
+        read()?,
+        b"new page",
+        "pages that the program has written since"
+    );
+    Ok(())
+}
+
+pub(crate) fn on_demand_sink(rig: &Rig) -> Outcome {
+    let (desk, file) = paged(rig)?;
+    let pair = rig.rc()?;
+    filled(rig)?;
+    release(&file)?;
+    rig.succeeds(
+        &pair.near,
+        Write::new(rig.scratch.sge(0, 8)?, desk.remote(PAGE as u64 - 4)),
+    )?;
+    // On iWARP a write completes before its bytes are placed.
+    rig.settle();
+    ensure_eq!(
+        desk.bytes(PAGE - 4, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "a write across two pages that were not there"
+    );
+    release(&file)?;
+    desk.memory
+        .prefetch(0, 2 * PAGE)
+        .map_err(|error| Evidence::wrong(error.to_string()))?;
+    pair.far
+        .post_receive(ReceiveRequest::new(1, desk.sge(0, 64)?))?;
+    rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 8)?))?;
+    rig.take(&pair.far.cq, 1)?;
+    ensure_eq!(
+        desk.bytes(0, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "a message into pages that were prefetched"
+    );
     Ok(())
 }

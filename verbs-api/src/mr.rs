@@ -36,13 +36,27 @@ use crate::wr::{RemoteAddress, WindowRegion};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrOptions {
     pub(crate) access: Access,
+    pub(crate) on_demand: bool,
     iova: Option<u64>,
 }
 
 impl MrOptions {
     /// Options with these access rights. Requests address the first byte by its own address in the process.
     pub const fn new(access: Access) -> Self {
-        Self { access, iova: None }
+        Self {
+            access,
+            on_demand: false,
+            iova: None,
+        }
+    }
+
+    /// Lets the pages of the memory come and go while it is registered, as with memory that is not resident when it is
+    /// registered. Needs [`Features::ON_DEMAND`]. [`Memory::prefetch`](crate::Memory::prefetch) makes pages present beforehand.
+    #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
+    #[must_use]
+    pub const fn on_demand(mut self) -> Self {
+        self.on_demand = true;
+        self
     }
 
     /// Sets the address by which requests and peers name the first byte.
@@ -61,6 +75,9 @@ impl MrOptions {
 
     pub(crate) fn check(&self, context: &ContextCore) -> Result<(), VerbError> {
         check_access(self.access, context)?;
+        if self.on_demand {
+            context.require(Features::ON_DEMAND)?;
+        }
         if self.access.contains(Access::ZERO_BASED) && self.iova.is_some_and(|iova| iova != 0) {
             return Err(VerbError::argument(
                 "iova",
@@ -406,6 +423,7 @@ impl Pd {
                 memory,
                 iova: shape.iova,
                 access: options.access,
+                on_demand: options.on_demand,
                 private,
             };
             let reply = Reply::new(move |result: Result<_, VerbError>| {

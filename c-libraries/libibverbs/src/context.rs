@@ -24,6 +24,7 @@ use crate::device::ListedDevice;
 use crate::errno::{Errno, minus_one};
 use crate::events::Events;
 use crate::object;
+use crate::odp::OnDemand;
 use crate::sinks::Sinks;
 
 /// The memory layout of a context: the public structures, then the library's part.
@@ -61,6 +62,8 @@ pub struct Shared {
     pub mrs: Mutex<HashMap<u32, Mr>>,
     /// Second keys for the destination buffers of RDMA reads; `None` if the device needs none.
     pub sinks: Option<Arc<Sinks>>,
+    /// The regions whose pages a program may ask to be prefetched.
+    pub on_demand: OnDemand,
     /// The allocations of device memory, by the handle that programs import them by.
     pub dms: Mutex<HashMap<u32, Memory>>,
     /// The QPs by number, because `rdma_accept` and `rdma_connect` may get only the number of a QP.
@@ -135,6 +138,7 @@ impl State {
             handles: AtomicU32::new(0),
             pds: Mutex::default(),
             mrs: Mutex::default(),
+            on_demand: OnDemand::default(),
             dms: Mutex::default(),
             qps: Mutex::default(),
         });

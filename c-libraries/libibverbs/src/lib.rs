@@ -24,6 +24,7 @@ pub mod mr;
 pub mod mw;
 pub mod names;
 pub mod object;
+pub mod odp;
 pub mod open;
 pub mod pd;
 pub mod post;

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbs_api::provider::{Mutex, errno_of};
 use verbs_api::{
@@ -14,6 +15,7 @@ use crate::abi::{IbvBuf, IbvDmah, IbvMr, IbvMrInitAttr, IbvPd, IbvSge, access, m
 use crate::errno::{Errno, code, pointer};
 use crate::kept::{Kept, page};
 use crate::object::Object;
+use crate::odp::{self, Advice};
 use crate::sinks::Sinks;
 use crate::{buf, context, dmah, pd};
 
@@ -30,6 +32,7 @@ struct State {
     memory: Mutex<Option<MemoryRange>>,
     /// The DMA handle that the program has named.
     _dmah: Option<dmah::Use>,
+    is_on_demand: AtomicBool,
 }
 
 /// A second MR for the same memory, as the destination of RDMA reads, on devices that need it.
@@ -123,11 +126,18 @@ unsafe fn register(
     if flags & access::ON_DEMAND == 0 {
         check_pages(addr, length, rights)?;
     }
-    let options = options(rights, iova);
+    let mut options = options(rights, iova);
+    if flags & access::ON_DEMAND != 0 {
+        options = options.on_demand();
+    }
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
     let mr = unsafe { own.register_borrowed(addr.cast(), reach, options) }.wait()?;
     // SAFETY: the domain is live, as was seen.
     let made = unsafe { made(pd, addr, length, mr, hints) }?;
+    if flags & access::ON_DEMAND != 0 {
+        // SAFETY: just made.
+        unsafe { note_on_demand(made, reach, rights) }?;
+    }
     if !is_implicit {
         // SAFETY: just made.
         let state = unsafe { MrObject::own(made) }?;
@@ -249,6 +259,7 @@ unsafe fn made(
             kept: Mutex::new(None),
             memory: Mutex::new(None),
             _dmah: dmah,
+            is_on_demand: AtomicBool::new(false),
         },
     ))
 }
@@ -501,6 +512,8 @@ pub unsafe extern "C-unwind" fn dereg(mr: *mut IbvMr) -> c_int {
             // SAFETY: live, as was seen; a region is live, so its device is.
             let device = unsafe { context::own((*mr).context) }?;
             device.shared.mrs.lock().remove(&state.mr.id().index);
+            // SAFETY: live, as was seen.
+            device.shared.on_demand.remove(unsafe { (*mr).lkey });
             if let (Some(sinks), Some(sink)) = (&device.shared.sinks, state.sink.lock().mr.take()) {
                 // SAFETY: live, as was seen.
                 sinks.remove(unsafe { (*mr).lkey });
@@ -545,6 +558,7 @@ pub unsafe extern "C-unwind" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvM
             kept: Mutex::new(None),
             memory: Mutex::new(None),
             _dmah: None,
+            is_on_demand: AtomicBool::new(false),
         };
         Ok(MrObject::create(c, state))
     }))
@@ -644,6 +658,12 @@ pub unsafe extern "C-unwind" fn rereg(
     }) {
         *state.memory.lock() = None;
     }
+    // SAFETY: live, as was seen.
+    unsafe {
+        let changed = flags & CHANGE_ACCESS != 0;
+        let granted = changed.then(|| rights(access_flags as u32).ok()).flatten();
+        change_on_demand(mr, before, granted);
+    }
     // SAFETY: as the caller promises.
     let changed = unsafe { change_sink(mr, before, flags, access_flags) };
     if flags & CHANGE_TRANSLATION != 0 {
@@ -659,6 +679,28 @@ pub unsafe extern "C-unwind" fn rereg(
             errno.set();
             FAILED
         }
+    }
+}
+
+// Notes what a region on demand is after its access, its memory or its domain has changed.
+unsafe fn change_on_demand(mr: *mut IbvMr, before: u32, rights: Option<Access>) {
+    // SAFETY: as the caller promises; a region is live, so its device is.
+    let (public, state, device) = unsafe {
+        let Ok(state) = MrObject::own(mr) else { return };
+        let Ok(device) = context::own((*mr).context) else {
+            return;
+        };
+        (&*mr, state, device)
+    };
+    if state.is_on_demand.load(Ordering::Relaxed) {
+        device.shared.on_demand.remove(before);
+        let rights = rights.unwrap_or(state.sink.lock().rights);
+        let reach = match public.length {
+            usize::MAX => ADDRESS_SPACE,
+            length => length,
+        };
+        // SAFETY: as the caller promises. The region is live, so this cannot fail.
+        let _ = unsafe { note_on_demand(mr, reach, rights) };
     }
 }
 
@@ -684,8 +726,8 @@ unsafe fn change_sink(
     unsafe { add_sink(mr, rights) }
 }
 
-/// Implements the slot `advise_mr` of `verbs_context`. It has no effect, because the library uses memory in place and
-/// prefetches nothing.
+/// Implements the slot `advise_mr` of `verbs_context`: makes pages of regions on demand present. With the flag
+/// `IBV_ADVISE_MR_FLAG_FLUSH` the call reports pages that are not there; without it, prefetching is best effort.
 ///
 /// # Safety
 /// `count` entries from `list` are readable.
@@ -693,15 +735,55 @@ pub unsafe extern "C-unwind" fn advise(
     pd: *mut IbvPd,
     advice: c_int,
     flags: u32,
-    _list: *const IbvSge,
-    _count: u32,
+    list: *const IbvSge,
+    count: u32,
 ) -> c_int {
-    const PREFETCHES: std::ops::RangeInclusive<c_int> = 0..=2;
     const FLUSH: u32 = 1;
     // SAFETY: as the caller promises.
-    code(unsafe { pd::own(pd) }.and_then(|_| match advice {
-        _ if !PREFETCHES.contains(&advice) => Err(Errno::OPNOTSUPP),
-        _ if flags & !FLUSH != 0 => Err(Errno::INVAL),
-        _ => Ok(()),
+    code(unsafe { pd::own(pd) }.and_then(|own| {
+        let advice = match advice {
+            0 => Advice::Read,
+            1 => Advice::Write,
+            2 => Advice::Present,
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        if flags & !FLUSH != 0 || list.is_null() || count == 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the domain is live, as was seen; a domain is live, so its device is.
+        let device = unsafe { context::own((*pd).context) }?;
+        // SAFETY: as the caller promises.
+        let entries = unsafe { std::slice::from_raw_parts(list, count as usize) };
+        let find = |sge: &IbvSge| {
+            let at = device.shared.on_demand.find(sge, own.id(), advice)?;
+            Ok((at, sge.length))
+        };
+        // Nothing is prefetched if an entry is wrong.
+        let found: Vec<_> = entries.iter().map(find).collect::<Result<_, Errno>>()?;
+        for (at, length) in found {
+            let prefetched = odp::prefetch(at, length, advice);
+            if flags & FLUSH != 0 {
+                prefetched?;
+            }
+        }
+        Ok(())
     }))
+}
+
+/// Notes a region on demand, for [`advise`].
+unsafe fn note_on_demand(mr: *mut IbvMr, reach: usize, rights: Access) -> Result<(), Errno> {
+    // SAFETY: as the caller promises; a region is live, so its domain and its device are.
+    let (public, state) = unsafe { (&*mr, MrObject::own(mr)?) };
+    // SAFETY: as above.
+    let (device, pd) = unsafe { (context::own(public.context)?, pd::own(public.pd)?) };
+    let region = odp::Region {
+        pd: pd.id(),
+        iova: state.mr.iova(),
+        start: public.addr.expose_provenance(),
+        length: reach,
+        rights,
+    };
+    device.shared.on_demand.insert(public.lkey, region);
+    state.is_on_demand.store(true, Ordering::Relaxed);
+    Ok(())
 }

@@ -155,14 +155,16 @@ pub unsafe extern "C-unwind" fn query_device_ex(
         full.phys_port_cnt_ex = u32::from(orig_attr.phys_port_cnt);
         full.orig_attr = orig_attr;
         full.max_dm_size = dm::MAX_SIZE;
-        // Memory is used in place and not pinned, so every form of on-demand paging is supported.
-        full.odp_caps = IbvOdpCaps {
-            general_caps: 3,
-            rc_odp_caps: ODP_RELIABLE,
-            uc_odp_caps: ODP_SEND | ODP_RECV | ODP_WRITE,
-            ud_odp_caps: ODP_SEND | ODP_RECV,
-        };
-        full.xrc_odp_caps = ODP_RELIABLE;
+        // Every form of it: memory is used in place and not pinned.
+        if state.context.features().contains(Features::ON_DEMAND) {
+            full.odp_caps = IbvOdpCaps {
+                general_caps: 3,
+                rc_odp_caps: ODP_RELIABLE,
+                uc_odp_caps: ODP_SEND | ODP_RECV | ODP_WRITE,
+                ud_odp_caps: ODP_SEND | ODP_RECV,
+            };
+            full.xrc_odp_caps = ODP_RELIABLE;
+        }
         let length = size.min(size_of::<IbvDeviceAttrEx>());
         // SAFETY: no more than the program has room for, and no more than there is.
         unsafe { ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast(), length) };

@@ -9,8 +9,8 @@ use std::{io, mem, ptr};
 use polyverbs::Memory;
 use polyverbs_libibverbs::abi::{
     IbvAllocDmAttr, IbvCompCntrCaps, IbvCompCntrInitAttr, IbvContext, IbvDmahInitAttr, IbvMr,
-    IbvMrInitAttr, IbvPd, IbvQpAttachCompCntrAttr, IbvQpAttr, IbvQpInitAttr, IbvRecvWr,
-    mr_init_attr, qp_type,
+    IbvMrInitAttr, IbvPd, IbvQpAttachCompCntrAttr, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSge,
+    access, mr_init_attr, qp_type,
 };
 use polyverbs_libibverbs::{buf, counter, cq, device, dm, dmah, mr, open, pd, post, qp, query};
 
@@ -398,4 +398,89 @@ fn capabilities_of_counters_fill_what_the_program_has_room_for() {
     );
     assert_eq!(room[0].supported_qp_attach_ops, 0b1_0111);
     assert_eq!(room[1].max_counters, 0, "fields of a newer program are 0");
+}
+
+#[test]
+fn pages_are_prefetched_in_regions_on_demand_only() {
+    const FLUSH: u32 = 1;
+    const CHANGE_ACCESS: c_int = 1 << 2;
+    let on_demand = access::ON_DEMAND as c_int;
+    let device = Opened::at(0);
+    let (memory, file) = Memory::shared(4 * PAGE).unwrap();
+    let (start, iova) = (memory.address(), 0x10_0000);
+    let register = |length, flags| {
+        let at = ptr::with_exposed_provenance_mut(start as usize);
+        found(call!(mr::reg_iova(device.pd, at, length, iova, flags))).unwrap()
+    };
+    let region = register(4 * PAGE, LOCAL_WRITE | on_demand);
+    let read_only = register(4 * PAGE, REMOTE_READ | on_demand);
+    let pinned = register(4 * PAGE, LOCAL_WRITE);
+    let advise_in = |pd, advice, flags, region: *mut IbvMr, addr, length| {
+        let lkey = call!((*region).lkey);
+        let sge = IbvSge { addr, length, lkey };
+        call!(mr::advise(pd, advice, flags, &raw const sge, 1))
+    };
+    let advise = |advice, flags, region, addr, length| {
+        advise_in(device.pd, advice, flags, region, addr, length)
+    };
+    let whole = 4 * PAGE as u32;
+    for advice in 0..3 {
+        assert_eq!(advise(advice, FLUSH, region, iova, whole), 0);
+        assert_eq!(advise(advice, 0, region, iova + 5, 7), 0);
+    }
+    assert_eq!(advise(0, FLUSH, read_only, iova, whole), 0);
+    assert_eq!(advise(1, FLUSH, read_only, iova, whole), libc::EPERM);
+    assert_eq!(advise(0, FLUSH, pinned, iova, whole), libc::EFAULT);
+    for (addr, length) in [(iova - 1, 2), (iova + 1, whole), (u64::MAX, 2)] {
+        assert_eq!(advise(0, FLUSH, region, addr, length), libc::EFAULT);
+    }
+    assert_eq!(advise(3, FLUSH, region, iova, 1), libc::EOPNOTSUPP);
+    assert_eq!(advise(0, 2, region, iova, 1), libc::EINVAL);
+    assert_eq!(
+        call!(mr::advise(device.pd, 0, FLUSH, ptr::null(), 1)),
+        libc::EINVAL
+    );
+    let other = call!(pd::alloc(device.context));
+    assert_eq!(advise_in(other, 0, FLUSH, region, iova, 1), libc::EPERM);
+    assert_eq!(call!(pd::dealloc(other)), 0);
+    // Pages beyond the end of a file that became shorter are reported if the program waits for them.
+    std::fs::File::from(file).set_len(PAGE as u64).unwrap();
+    assert_eq!(advise(0, FLUSH, region, iova, PAGE as u32), 0);
+    assert_eq!(advise(0, FLUSH, region, iova, whole), libc::EFAULT);
+    assert_eq!(advise(0, 0, region, iova, whole), 0);
+    // A change of the rights counts.
+    let flags = REMOTE_READ | on_demand;
+    let pd = ptr::null_mut();
+    let changed = call!(mr::rereg(
+        region,
+        CHANGE_ACCESS,
+        pd,
+        ptr::null_mut(),
+        0,
+        flags
+    ));
+    assert_eq!(changed, 0);
+    assert_eq!(advise(0, FLUSH, region, iova, 1), 0);
+    assert_eq!(advise(1, FLUSH, region, iova, 1), libc::EPERM);
+    let key = call!((*region).lkey);
+    [region, read_only, pinned].into_iter().for_each(dereg);
+    let sge = IbvSge {
+        addr: iova,
+        length: 1,
+        lkey: key,
+    };
+    let gone = call!(mr::advise(device.pd, 0, FLUSH, &raw const sge, 1));
+    assert_eq!(gone, libc::EFAULT);
+
+    // All of the address space, most of which is not mapped.
+    let everything = call!(mr::reg(
+        device.pd,
+        ptr::null_mut(),
+        usize::MAX,
+        LOCAL_WRITE | on_demand
+    ));
+    let everything = found(everything).unwrap();
+    assert_eq!(advise(1, FLUSH, everything, start, PAGE as u32), 0);
+    assert_eq!(advise(1, FLUSH, everything, PAGE as u64, 1), libc::EFAULT);
+    dereg(everything);
 }

@@ -11,6 +11,7 @@ use verbs_api::{
 pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceAttributes {
     let mut features = Features::SRQ
         | Features::COMPLETION_COUNTERS
+        | Features::ON_DEMAND
         | Features::MULTICAST
         | Features::WINDOW_1
         | Features::ATOMIC_WRITE

@@ -28,7 +28,7 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         ..PortAttributes::new(1, PortCaps::IWARP, address)
     };
     DeviceAttributes {
-        features: Features::SRQ | Features::COMPLETION_COUNTERS,
+        features: Features::SRQ | Features::COMPLETION_COUNTERS | Features::ON_DEMAND,
         gaps: GAPS,
         // A read has one sink (RFC 5040 section 4.4). Without datagrams there are no address handles and no multicast
         // groups.

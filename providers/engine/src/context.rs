@@ -28,6 +28,7 @@ use crate::network::Polled;
 use crate::pin;
 use crate::qp::QpParts;
 use crate::quota::Place;
+use crate::rules::{self, Rule};
 use crate::srq::Srq;
 
 /// A device as one program has opened it: its verbs create protection domains and completion queues.
@@ -185,12 +186,20 @@ impl<D: Driver> PdOps for Pd<D> {
             if init.access.contains(Access::ZERO_BASED) {
                 pd.device.check_claimed(Features::ZBVA)?;
             }
+            let mut access = init.access;
+            if init.on_demand {
+                // Memory is used in place, so nothing else is to be done for it.
+                pd.device.check_claimed(Features::ON_DEMAND)?;
+                if rules::is_broken(Rule::OnDemandRegions) {
+                    access -= Access::REMOTE;
+                }
+            }
             let place = Place::take(&pd.device.mrs)?;
             let key = pd.make_key(KeyKind::Region, 0)?;
             let keys = pd.device.keys();
-            keys.set_region(key, init.memory, init.iova, init.access, init.private)
+            keys.set_region(key, init.memory, init.iova, access, init.private)
                 .expect("a region that was just allocated");
-            Ok(Mr::make(&pd, key, init.access, false, place))
+            Ok(Mr::make(&pd, key, access, false, place))
         });
     }
 

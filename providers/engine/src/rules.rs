@@ -70,6 +70,8 @@ rules! {
     SrqLimitEvent = "srq-limit-event",
     /// If broken, completion counters count requests that fail as successes.
     CountedApart = "counted-apart",
+    /// If broken, peers have no access to a region on demand.
+    OnDemandRegions = "on-demand-regions",
     /// If broken, a datagram to a multicast group reaches the members of all groups.
     GroupMembersOnly = "group-members-only",
     /// If broken, an atomic write to a misaligned address writes to the aligned address before it.

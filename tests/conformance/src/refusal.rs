@@ -81,6 +81,11 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) -> Outcome {
         Features::SRQ => names(feature, pd.create_srq(SrqOptions::new(1))),
         Features::ATOMIC_WRITE => lacks_operation(rig, pd, Operations::ATOMIC_WRITE, feature)?,
         Features::FLUSH => lacks_operation(rig, pd, Operations::FLUSH, feature)?,
+        Features::ON_DEMAND => {
+            let memory = Memory::zeroed(64).expect("memory");
+            let options = MrOptions::new(Access::LOCAL_WRITE).on_demand();
+            names(feature, pd.register_with(&memory, options));
+        }
         Features::COMPLETION_COUNTERS => {
             let made = rig
                 .far

@@ -128,6 +128,15 @@ bitflags! {
         /// * Who: emulated devices, of either transport; AWS EFA in hardware.
         /// * Source: `ibv_create_comp_cntr(3)` of rdma-core 65.
         const COMPLETION_COUNTERS = 1 << 13;
+        /// On-demand paging: a region whose pages need not be present, neither when it is registered nor later.
+        ///
+        /// * Guarantees: [`MrOptions::on_demand`](crate::MrOptions::on_demand) for every service and operation of the device; a
+        ///   request finds the pages that the memory has when it is carried out.
+        /// * Limits: none.
+        /// * Who: emulated devices, which use memory in place; newer InfiniBand adapters have it too, and the provider for
+        ///   rdma-core does not claim it.
+        /// * Source: `IBV_ACCESS_ON_DEMAND` in `ibv_reg_mr(3)`.
+        const ON_DEMAND = 1 << 14;
     }
 }
 

@@ -195,6 +195,8 @@ pub struct MrInit {
     pub iova: u64,
     /// The access rights, which the safe layer has checked to be legal together.
     pub access: Access,
+    /// Whether the pages of the memory need not be present while the region exists.
+    pub on_demand: bool,
     /// Whether the region holds the buffers of a buffer pool: only requests that own such a buffer may name it.
     ///
     /// The program accesses buffers that are not posted as exclusive slices. A device that cannot distinguish such a region

@@ -7,10 +7,11 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Allocation, Span};
+use super::{Allocation, Span, make_resident};
 
 /// Memory that may be registered with remote rights or by fast-register. A clone refers to the same memory.
 ///
@@ -102,6 +103,24 @@ impl Memory {
         Ok(Self {
             allocation: Arc::new(allocation),
         })
+    }
+
+    /// Makes the pages of a range present, so that requests on memory that is registered [on demand](crate::MrOptions::on_demand)
+    /// need not wait for them.
+    ///
+    /// # Errors
+    /// `EINVAL`: the range is out of bounds. `EFAULT`: the file of the memory has become shorter.
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn prefetch(&self, offset: usize, length: usize) -> io::Result<()> {
+        let failed = |errno: Errno| Err(errno.into());
+        if self.span(offset, length).is_err() {
+            return failed(Errno::INVAL);
+        }
+        let start = self.allocation.as_ptr().wrapping_add(offset);
+        match make_resident(start, length, true) {
+            true => Ok(()),
+            false => failed(Errno::FAULT),
+        }
     }
 
     /// Returns the number of bytes of the memory.

@@ -46,10 +46,8 @@ fn features_without_a_linked_emulation_are_gaps() {
     };
     let driver = Iwarp::new("bare", LinkAddress::InProcess(9));
     let attributes = DeviceOps::attributes(&*Device::new(driver, &lab.network, options).unwrap());
-    assert_eq!(
-        attributes.features,
-        Features::SRQ | Features::COMPLETION_COUNTERS
-    );
+    let built_in = Features::SRQ | Features::COMPLETION_COUNTERS | Features::ON_DEMAND;
+    assert_eq!(attributes.features, built_in);
     assert!(
         attributes
             .gaps
