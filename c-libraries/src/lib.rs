@@ -1,8 +1,9 @@
-//! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` in one file: every symbol of rdma-core 44, each with its version.
+//! `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` in one file: every symbol of rdma-core 44 and 65, each with its
+//! version.
 //!
 //! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs`,
-//! `polyverbs-librdmacm` and `polyverbs-libibumad`. A symbol that is not implemented fails as unsupported. `symbols.rs` is the table of all functions. A
-//! test compares the symbols with the stored list.
+//! `polyverbs-librdmacm` and `polyverbs-libibumad`. A symbol that is not implemented fails as unsupported. `symbols.rs` is the
+//! table of all functions. A test compares the symbols with the stored list.
 // Versioned symbols can only be defined in assembly.
 #![allow(unsafe_code)]
 
@@ -45,18 +46,19 @@ macro_rules! functions {
     };
 }
 
-/// Defines functions that are not implemented, and whose arguments the trace does not show.
+/// Defines functions of these versions that are not implemented, and whose arguments the trace does not show.
 macro_rules! private_functions {
-    ($($answer:ident: $($name:ident),+;)*) => {
-        $($(
-            mod $name {
-                use super::*;
+    (@one [$($at:literal $version:literal),+] $answer:ident $name:ident) => {
+        mod $name {
+            use super::*;
 
-                static FUNCTION: Function = Function::new(stringify!($name), None, Answer::$answer);
+            static FUNCTION: Function = Function::new(stringify!($name), None, Answer::$answer);
 
-                symbol! { $name "@@" "IBVERBS_PRIVATE_34" }
-            }
-        )+)*
+            $(symbol! { $name $at $version })+
+        }
+    };
+    ($versions:tt $($answer:ident: $($name:ident),+;)*) => {
+        $($(private_functions! { @one $versions $answer $name })+)*
     };
 }
 

@@ -8,12 +8,15 @@ use polyverbs_librdmacm as librdmacm;
 
 // libibverbs.so.1
 functions! {
+    _ibv_query_comp_cntr_caps ("context caps caps_size:z") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::query_caps;
     _ibv_query_gid_ex ("context port_num:i gid_index:i entry:G flags:x entry_size:z") Number:
         "@@" "IBVERBS_1.11" => libibverbs::query::query_gid_ex;
     _ibv_query_gid_table ("context entries max_entries:z flags:x entry_size:z") Size:
         "@@" "IBVERBS_1.11" => libibverbs::query::query_gid_table;
     ibv_ack_async_event ("event:E") Nothing: "@@" "IBVERBS_1.1" => libibverbs::context::ack_async_event, "@" "IBVERBS_1.0";
     ibv_ack_cq_events ("cq nevents:i") Nothing: "@@" "IBVERBS_1.1" => libibverbs::cq::ack_events, "@" "IBVERBS_1.0";
+    ibv_alloc_buf ("pd size:z buf") Pointer: "@@" "IBVERBS_1.17" => libibverbs::buf::alloc;
+    ibv_alloc_dmah ("context attr:h") Pointer: "@@" "IBVERBS_1.15" => libibverbs::dmah::alloc;
     ibv_alloc_pd ("context") Pointer: "@@" "IBVERBS_1.1" => libibverbs::pd::alloc, "@" "IBVERBS_1.0";
     ibv_attach_mcast ("qp gid:g lid:x") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::attach_mcast, "@" "IBVERBS_1.0";
     ibv_close_device ("context") Number: "@@" "IBVERBS_1.1" => libibverbs::open::close_device, "@" "IBVERBS_1.0";
@@ -24,23 +27,29 @@ functions! {
     ibv_create_ah ("pd attr:H") Pointer: "@@" "IBVERBS_1.1" => libibverbs::ah::create, "@" "IBVERBS_1.0";
     ibv_create_ah_from_wc ("pd wc grh port_num:i") Pointer: "@@" "IBVERBS_1.1" => libibverbs::ah::create_from_wc;
     ibv_create_comp_channel ("context") Pointer: "@@" "IBVERBS_1.0" => libibverbs::cq::create_channel;
+    ibv_create_comp_cntr ("context cc_attr") Pointer: "@@" "IBVERBS_1.18" => libibverbs::counter::create;
     ibv_create_cq ("context cqe:i cq_context channel comp_vector:i") Pointer:
         "@@" "IBVERBS_1.1" => libibverbs::cq::create,
         "@" "IBVERBS_1.0";
     ibv_create_qp ("pd qp_init_attr:Q") Qp: "@@" "IBVERBS_1.1" => libibverbs::qp::create, "@" "IBVERBS_1.0";
     ibv_create_srq ("pd srq_init_attr") Pointer: "@@" "IBVERBS_1.1" => libibverbs::srq::create, "@" "IBVERBS_1.0";
+    ibv_dealloc_dmah ("dmah") Number: "@@" "IBVERBS_1.15" => libibverbs::dmah::dealloc;
     ibv_dealloc_pd ("pd") Number: "@@" "IBVERBS_1.1" => libibverbs::pd::dealloc, "@" "IBVERBS_1.0";
     ibv_dereg_mr ("mr") Number: "@@" "IBVERBS_1.1" => libibverbs::mr::dereg, "@" "IBVERBS_1.0";
     ibv_destroy_ah ("ah") Number: "@@" "IBVERBS_1.1" => libibverbs::ah::destroy, "@" "IBVERBS_1.0";
     ibv_destroy_comp_channel ("channel") Number: "@@" "IBVERBS_1.0" => libibverbs::cq::destroy_channel;
+    ibv_destroy_comp_cntr ("comp_cntr") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::destroy;
     ibv_destroy_cq ("cq") Number: "@@" "IBVERBS_1.1" => libibverbs::cq::destroy, "@" "IBVERBS_1.0";
     ibv_destroy_qp ("qp") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::destroy, "@" "IBVERBS_1.0";
     ibv_destroy_srq ("srq") Number: "@@" "IBVERBS_1.1" => libibverbs::srq::destroy, "@" "IBVERBS_1.0";
     ibv_detach_mcast ("qp gid:g lid:x") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::detach_mcast, "@" "IBVERBS_1.0";
+    ibv_dm_export_dmabuf_fd ("dm") MinusOne: "@@" "IBVERBS_1.16" => libibverbs::dm::export_fd;
     ibv_dofork_range ("base size:z") Number: "@@" "IBVERBS_1.1";
     ibv_dontfork_range ("base size:z") Number: "@@" "IBVERBS_1.1";
     ibv_event_type_str ("event:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::event_type_str;
+    ibv_export_buf_dmabuf_fd ("buf") MinusOne: "@@" "IBVERBS_1.18" => libibverbs::buf::export_fd;
     ibv_fork_init ("") Number: "@@" "IBVERBS_1.1" => libibverbs::context::fork_init;
+    ibv_free_buf ("buf") Nothing: "@@" "IBVERBS_1.17" => libibverbs::buf::free;
     ibv_free_device_list ("list") Nothing: "@@" "IBVERBS_1.1" => libibverbs::device::free_device_list, "@" "IBVERBS_1.0";
     ibv_get_async_event ("context event:E") MinusOne:
         "@@" "IBVERBS_1.1" => libibverbs::context::get_async_event,
@@ -56,6 +65,8 @@ functions! {
     ibv_import_dm ("context dm_handle:i") Pointer: "@@" "IBVERBS_1.13" => libibverbs::dm::import;
     ibv_import_mr ("pd mr_handle:i") Mr: "@@" "IBVERBS_1.10" => libibverbs::mr::import;
     ibv_import_pd ("context pd_handle:i") Pointer: "@@" "IBVERBS_1.10" => libibverbs::pd::import;
+    ibv_inc_comp_cntr ("comp_cntr amount:z") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::add;
+    ibv_inc_err_comp_cntr ("comp_cntr amount:z") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::add_errors;
     ibv_init_ah_from_wc ("context port_num:i wc grh ah_attr:H") Number: "@@" "IBVERBS_1.1" => libibverbs::ah::init_from_wc;
     ibv_is_fork_initialized ("") Plain: "@@" "IBVERBS_1.13" => libibverbs::context::is_fork_initialized;
     ibv_modify_qp ("qp attr:A attr_mask:x") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::modify, "@" "IBVERBS_1.0";
@@ -63,6 +74,7 @@ functions! {
     ibv_node_type_str ("node_type:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::node_type_str;
     ibv_open_device ("device:D") Pointer: "@@" "IBVERBS_1.1" => libibverbs::open::open_device, "@" "IBVERBS_1.0";
     ibv_port_state_str ("port_state:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::port_state_str;
+    ibv_qp_attach_comp_cntr ("qp comp_cntr attr") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::attach;
     ibv_qp_to_qp_ex ("qp") Pointer: "@@" "IBVERBS_1.6" => libibverbs::qp::to_qp_ex;
     ibv_query_device ("context device_attr") Number: "@@" "IBVERBS_1.1" => libibverbs::query::query_device, "@" "IBVERBS_1.0";
     ibv_query_ece ("qp ece") Number: "@@" "IBVERBS_1.10" => libibverbs::qp::query_ece;
@@ -70,39 +82,50 @@ functions! {
         "@@" "IBVERBS_1.1" => libibverbs::query::query_gid,
         "@" "IBVERBS_1.0";
     ibv_query_gid_type ("context port_num:i index:i type:I") MinusOne:
-        "@@" "IBVERBS_PRIVATE_34" => libibverbs::query::query_gid_type;
+        "@@" "IBVERBS_PRIVATE_34" => libibverbs::query::query_gid_type,
+        "@" "IBVERBS_PRIVATE_65" => libibverbs::query::query_gid_type;
     ibv_query_pkey ("context port_num:i index:i pkey") MinusOne:
         "@@" "IBVERBS_1.1" => libibverbs::query::query_pkey,
         "@" "IBVERBS_1.0";
     ibv_query_port ("context port_num:i port_attr:P") Number:
         "@@" "IBVERBS_1.1" => libibverbs::query::query_port,
         "@" "IBVERBS_1.0";
+    ibv_query_port_speed ("context port_num:i port_speed:L") Number: "@@" "IBVERBS_1.16" => libibverbs::query::query_port_speed;
     ibv_query_qp ("qp attr attr_mask:x init_attr") Number: "@@" "IBVERBS_1.1" => libibverbs::qp::query, "@" "IBVERBS_1.0";
     ibv_query_qp_data_in_order ("qp op:i flags:x") Plain: "@@" "IBVERBS_1.14" => libibverbs::qp::query_data_in_order;
     ibv_query_srq ("srq srq_attr") Number: "@@" "IBVERBS_1.1" => libibverbs::srq::query, "@" "IBVERBS_1.0";
     ibv_rate_to_mbps ("rate:i") Plain: "@@" "IBVERBS_1.1" => libibverbs::names::rate_to_mbps;
     ibv_rate_to_mult ("rate:i") Plain: "@@" "IBVERBS_1.0" => libibverbs::names::rate_to_mult;
+    ibv_read_comp_cntr ("comp_cntr value:L") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::read_successes;
+    ibv_read_err_comp_cntr ("comp_cntr value:L") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::read_errors;
     ibv_read_sysfs_file ("dir:s file:s buf size:z") MinusOne: "@@" "IBVERBS_1.0" => libibverbs::device::read_sysfs_file;
-    ibv_reg_dmabuf_mr ("pd offset:w length:z iova:w fd:i access:x") Mr: "@@" "IBVERBS_1.12";
+    ibv_reg_buf_mr ("pd buf addr length:z access:x") Mr: "@@" "IBVERBS_1.17" => libibverbs::mr::reg_buf;
+    ibv_reg_dmabuf_mr ("pd offset:w length:z iova:w fd:i access:x") Mr: "@@" "IBVERBS_1.12" => libibverbs::mr::reg_dmabuf;
     ibv_reg_mr ("pd addr length:z access:x") Mr: "@@" "IBVERBS_1.1" => libibverbs::mr::reg, "@" "IBVERBS_1.0";
+    ibv_reg_mr_ex ("pd mr_init_attr:X") Mr: "@@" "IBVERBS_1.15" => libibverbs::mr::reg_ex;
     ibv_reg_mr_iova2 ("pd addr length:z iova:w access:x") Mr: "@@" "IBVERBS_1.8" => libibverbs::mr::reg_iova2;
     ibv_reg_mr_iova ("pd addr length:z iova:w access:x") Mr: "@@" "IBVERBS_1.7" => libibverbs::mr::reg_iova;
     ibv_register_driver ("name init_func") Nothing: "@" "IBVERBS_1.1" => libibverbs::device::register_driver;
     ibv_rereg_mr ("mr flags:x pd addr length:z access:x") Number: "@@" "IBVERBS_1.1" => libibverbs::mr::rereg;
     ibv_resize_cq ("cq cqe:i") Number: "@@" "IBVERBS_1.1" => libibverbs::cq::resize, "@" "IBVERBS_1.0";
     ibv_resolve_eth_l2_from_gid ("context attr eth_mac vid") Number: "@@" "IBVERBS_1.1";
+    ibv_set_comp_cntr ("comp_cntr value:z") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::set;
     ibv_set_ece ("qp ece") Number: "@@" "IBVERBS_1.10" => libibverbs::qp::set_ece;
+    ibv_set_err_comp_cntr ("comp_cntr value:z") Number: "@@" "IBVERBS_1.18" => libibverbs::counter::set_errors;
     ibv_unimport_dm ("dm") Nothing: "@@" "IBVERBS_1.13" => libibverbs::dm::unimport;
     ibv_unimport_mr ("mr") Nothing: "@@" "IBVERBS_1.10" => libibverbs::mr::unimport;
     ibv_unimport_pd ("pd") Nothing: "@@" "IBVERBS_1.10" => libibverbs::pd::unimport;
     ibv_wc_status_str ("status:i") Text: "@@" "IBVERBS_1.1" => libibverbs::names::wc_status_str;
+    ibv_wr_opcode_str ("opcode:i") Text: "@@" "IBVERBS_PRIVATE_65" => libibverbs::names::wr_opcode_str;
     mbps_to_ibv_rate ("mbps:i") Plain: "@@" "IBVERBS_1.1" => libibverbs::names::mbps_to_rate;
     mult_to_ibv_rate ("mult:i") Plain: "@@" "IBVERBS_1.0" => libibverbs::names::mult_to_rate;
     verbs_register_driver_34 ("ops") Nothing: "@@" "IBVERBS_PRIVATE_34" => libibverbs::device::register_driver;
+    verbs_register_driver_65 ("ops") Nothing: "@@" "IBVERBS_PRIVATE_65" => libibverbs::device::register_driver;
 }
 
 // Of libibverbs.so.1, for rdma-core's libraries of kernel devices, which no program calls.
 private_functions! {
+    ["@@" "IBVERBS_PRIVATE_34", "@" "IBVERBS_PRIVATE_65"]
     Number: execute_ioctl, ibv_cmd_advise_mr, ibv_cmd_alloc_dm, ibv_cmd_alloc_mw, ibv_cmd_alloc_pd, ibv_cmd_attach_mcast,
         ibv_cmd_close_xrcd, ibv_cmd_create_ah, ibv_cmd_create_counters, ibv_cmd_create_cq, ibv_cmd_create_cq_ex,
         ibv_cmd_create_cq_ex2, ibv_cmd_create_flow, ibv_cmd_create_flow_action_esp, ibv_cmd_create_qp, ibv_cmd_create_qp_ex2,
@@ -117,6 +140,17 @@ private_functions! {
         ibv_cmd_rereg_mr, ibv_cmd_resize_cq, ibv_read_ibdev_sysfs_file, verbs_allow_disassociate_destroy;
     Pointer: _verbs_init_and_alloc_context, verbs_open_device;
     Nothing: __ioctl_final_num_attrs, __verbs_log, verbs_init_cq, verbs_set_ops, verbs_uninit_context;
+}
+
+// Functions for the libraries of kernel devices that only rdma-core 65 has.
+private_functions! {
+    ["@@" "IBVERBS_PRIVATE_65"]
+    Number: ibv_cmd_alloc_dmah, ibv_cmd_create_comp_cntr, ibv_cmd_destroy_comp_cntr, ibv_cmd_export_dmabuf_fd, ibv_cmd_free_dmah,
+        ibv_cmd_inc_comp_cntr, ibv_cmd_inc_err_comp_cntr, ibv_cmd_qp_attach_comp_cntr, ibv_cmd_query_comp_cntr_caps,
+        ibv_cmd_query_port_speed, ibv_cmd_read_comp_cntr, ibv_cmd_read_err_comp_cntr, ibv_cmd_reg_mr_ex, ibv_cmd_set_comp_cntr,
+        ibv_cmd_set_err_comp_cntr;
+    Pointer: ibv_dmabuf_heap_alloc, ibv_dmabuf_heap_cc_shared_init;
+    Nothing: ibv_dmabuf_heap_destroy, ibv_dmabuf_heap_free;
 }
 
 // librdmacm.so.1
@@ -160,12 +194,18 @@ functions! {
     rdma_listen ("id backlog:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::bind::listen;
     rdma_migrate_id ("id channel") MinusOne: "@@" "RDMACM_1.0" => librdmacm::id::migrate;
     rdma_notify ("id event:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::options::notify;
+    rdma_query_addrinfo ("id info:V") MinusOne: "@@" "RDMACM_1.4" => librdmacm::lookup::query_addrinfo;
     rdma_reject ("id private_data private_data_len:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::connect::reject;
     rdma_reject_ece ("id private_data private_data_len:i") MinusOne: "@@" "RDMACM_1.3" => librdmacm::connect::reject;
     rdma_resolve_addr ("id src_addr:N dst_addr:N timeout_ms:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::resolve::resolve_addr;
+    rdma_resolve_addrinfo ("id node:s service:s hints") MinusOne: "@@" "RDMACM_1.4" => librdmacm::lookup::resolve_addrinfo;
     rdma_resolve_route ("id timeout_ms:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::resolve::resolve_route;
     rdma_set_local_ece ("id ece") MinusOne: "@@" "RDMACM_1.3" => librdmacm::options::set_local_ece;
     rdma_set_option ("id level:i optname:i optval optlen:z") MinusOne: "@@" "RDMACM_1.0" => librdmacm::options::set;
+    rdma_write_cm_event ("id event:i status:i arg:w") MinusOne: "@@" "RDMACM_1.4" => librdmacm::lookup::write_event;
+    repoll_create ("flags:x") MinusOne: "@@" "RDMACM_1.5" => librdmacm::rsocket::calls::repoll_create;
+    repoll_ctl ("epfd:i op:i fd:i event") MinusOne: "@@" "RDMACM_1.5" => librdmacm::rsocket::calls::repoll_ctl;
+    repoll_wait ("epfd:i events maxevents:i timeout:i") Ready: "@@" "RDMACM_1.5" => librdmacm::rsocket::calls::repoll_wait;
     rfcntl ("socket:i cmd:i arg:i") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::fcntl;
     rgetpeername ("socket:i addr addrlen") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getpeername;
     rgetsockname ("socket:i addr addrlen") MinusOne: "@@" "RDMACM_1.0" => librdmacm::rsocket::calls::getsockname;

@@ -68,6 +68,12 @@ static const struct function known[] = {
 	{ "ibv_set_ece", "om" }, { "ibv_create_srq", "om" }, { "ibv_modify_srq", "omn" }, { "ibv_query_srq", "om" }, { "ibv_destroy_srq", "o" },
 	{ "ibv_create_ah", "om" }, { "ibv_destroy_ah", "o" }, { "ibv_init_ah_from_wc", "onmmm" }, { "ibv_create_ah_from_wc", "ommn" },
 	{ "ibv_attach_mcast", "omn" }, { "ibv_detach_mcast", "omn" },
+	{ "ibv_reg_mr_ex", "om" }, { "ibv_reg_dmabuf_mr", "onsnin" }, { "ibv_reg_buf_mr", "oomsn" }, { "ibv_alloc_dmah", "om" },
+	{ "ibv_dealloc_dmah", "o" }, { "ibv_alloc_buf", "osr" }, { "ibv_free_buf", "o" }, { "ibv_export_buf_dmabuf_fd", "o" },
+	{ "ibv_dm_export_dmabuf_fd", "o" }, { "ibv_query_port_speed", "onm" }, { "_ibv_query_comp_cntr_caps", "oms" },
+	{ "ibv_create_comp_cntr", "om" }, { "ibv_destroy_comp_cntr", "o" }, { "ibv_set_comp_cntr", "on" }, { "ibv_set_err_comp_cntr", "on" },
+	{ "ibv_inc_comp_cntr", "on" }, { "ibv_inc_err_comp_cntr", "on" }, { "ibv_read_comp_cntr", "om" }, { "ibv_read_err_comp_cntr", "om" },
+	{ "ibv_qp_attach_comp_cntr", "oom" },
 	{ "rdma_create_event_channel", "" }, { "rdma_destroy_event_channel", "o" }, { "rdma_create_id", "ormn" }, { "rdma_destroy_id", "o" },
 	{ "rdma_bind_addr", "oa" }, { "rdma_listen", "on" }, { "rdma_resolve_addr", "oaan" }, { "rdma_resolve_route", "on" },
 	{ "rdma_create_qp", "oom" }, { "rdma_create_qp_ex", "om" }, { "rdma_destroy_qp", "o" }, { "rdma_connect", "oC" }, { "rdma_accept", "oC" },
@@ -77,6 +83,8 @@ static const struct function known[] = {
 	{ "rdma_init_qp_attr", "omm" }, { "rdma_join_multicast", "oam" }, { "rdma_join_multicast_ex", "oJm" }, { "rdma_leave_multicast", "oa" },
 	{ "rdma_migrate_id", "oo" }, { "rdma_get_request", "or" }, { "rdma_create_ep", "rAom" }, { "rdma_destroy_ep", "o" },
 	{ "rdma_getaddrinfo", "tt0m" }, { "rdma_freeaddrinfo", "0" }, { "rdma_free_devices", "0" },
+	{ "rdma_resolve_addrinfo", "ott0" }, { "rdma_query_addrinfo", "om" }, { "rdma_write_cm_event", "onnn" },
+	{ "repoll_create", "n" }, { "repoll_ctl", "dndm" }, { "repoll_wait", "dmkn" },
 	{ "rdma_set_local_ece", "om" }, { "rdma_get_remote_ece", "om" },
 	{ "rsocket", "nnn" }, { "rbind", "dal" }, { "rlisten", "dn" }, { "raccept", "dml" }, { "rconnect", "das" }, { "rshutdown", "dn" },
 	{ "rclose", "d" }, { "rrecv", "dmsn" }, { "rrecvfrom", "dmsnml" }, { "rrecvmsg", "dgn" }, { "rsend", "dmsn" }, { "rsendto", "dmsnas" },
@@ -421,6 +429,8 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 {
 	void **room = (void **)(strchr(function->arguments, 'r') ? a[strchr(function->arguments, 'r') - function->arguments] : 0);
 
+	if (is(function, "ibv_reg_dmabuf_mr"))
+		close(a[4]);
 	if (is(function, "rsocket") || is(function, "raccept")) {
 		if ((int)result >= 0) {
 			int place = next() % SOCKETS;
@@ -428,6 +438,13 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 			rclose(sockets[place]);
 			sockets[place] = (int)result;
 		}
+	} else if (is(function, "ibv_alloc_buf")) {
+		// The result is memory, and the object is in the room.
+		if (result != 0)
+			keep(*room);
+	} else if (is(function, "ibv_export_buf_dmabuf_fd") || is(function, "ibv_dm_export_dmabuf_fd")) {
+		if ((int)result >= 0)
+			close((int)result);
 	} else if (is(function, "ibv_import_device") && result == 0) {
 		close(a[0]);
 	} else if (is(function, "ibv_get_device_list")) {
@@ -444,6 +461,11 @@ static void take(const struct function *function, const uint64_t *a, uint64_t re
 			keep(*(void **)event);
 		rdma_ack_cm_event(event);
 		objects[next() % OBJECTS] = event;
+	} else if (is(function, "rdma_query_addrinfo") && (int)result == 0) {
+		rdma_freeaddrinfo(*(void **)a[1]);
+	} else if (is(function, "repoll_create")) {
+		if ((int)result >= 0)
+			rclose((int)result);
 	} else if (is(function, "rdma_getaddrinfo") && (int)result == 0 && a[3] != 0) {
 		rdma_freeaddrinfo(*(void **)a[3]);
 	} else if (room != NULL && (int)result == 0) {
@@ -530,7 +552,7 @@ static void make_live(void)
 static int destroyed(void *object)
 {
 	static const char *functions[] = { "rdma_destroy_id", "ibv_destroy_qp", "ibv_destroy_srq", "ibv_destroy_ah", "ibv_dereg_mr", "ibv_destroy_cq",
-		"ibv_destroy_comp_channel", "ibv_dealloc_pd" };
+		"ibv_destroy_comp_channel", "ibv_dealloc_pd", "ibv_dealloc_dmah", "ibv_destroy_comp_cntr" };
 	// Slots in the table of a device.
 	static const int slots[] = { 9, 15, 37 };
 
@@ -539,7 +561,11 @@ static int destroyed(void *object)
 	ibv_unimport_mr(object);
 	ibv_unimport_dm(object);
 	ibv_unimport_pd(object);
-	for (int at = 0; at < 8; at++)
+	errno = 0;
+	ibv_free_buf(object);
+	if (errno == 0)
+		return 1;
+	for (int at = 0; at < 10; at++)
 		if (((int (*)(void *))dlsym(RTLD_DEFAULT, functions[at]))(object) == 0)
 			return 1;
 	for (int at = 0; at < 3; at++)

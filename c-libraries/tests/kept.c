@@ -148,6 +148,15 @@ static void access_to_replaced_memory(void)
 	MUST(at[0] == 0);
 	MUST(riounmap(server, at, LENGTH) == 0 && is_mapped(at));
 
+	// Memory that the program moves stays registered.
+	at = pages(NULL, 0);
+	offset = map(at);
+	other = mremap(at, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, pages(NULL, 0));
+	MUST(other != MAP_FAILED && !is_mapped(at));
+	write_by_peer(offset);
+	MUST(other[0] == 7);
+	MUST(riounmap(server, at, LENGTH) == 0 && is_mapped(other));
+
 	at = pages(NULL, 0);
 	offset = map(at);
 	segment = shmget(IPC_PRIVATE, LENGTH, 0600);
@@ -208,9 +217,15 @@ int main(void)
 
 	at = pages(NULL, 0);
 	mr = ibv_reg_mr(pd, (void *)at, LENGTH, LOCAL_WRITE);
-	MUST(mremap((void *)at, LENGTH, 1 << 30, MREMAP_MAYMOVE) == MAP_FAILED || is_mapped(at));
+	at = next = mremap((void *)at, LENGTH, 1 << 30, MREMAP_MAYMOVE);
+	MUST(next != MAP_FAILED && munmap(next + LENGTH, (1 << 30) - LENGTH) == 0);
+	MUST(is_mapped(at) && !is_mapped(at + LENGTH));
 	next = pages(NULL, 0);
-	MUST(mremap((void *)at, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, next) == MAP_FAILED);
+	// Only a part of the region would move.
+	MUST(mremap((void *)at, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, next) == MAP_FAILED);
+	MUST(mremap((void *)at, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, next) == next);
+	MUST(!is_mapped(at));
+	at = next;
 	MUST(mremap((void *)at, LENGTH, PAGE, MREMAP_MAYMOVE) == at && is_mapped(at + PAGE));
 	MUST(ibv_dereg_mr(mr) == 0 && is_mapped(at) && !is_mapped(at + PAGE));
 

@@ -28,6 +28,7 @@ int ibv_destroy_ah(void *ah);
 int ibv_destroy_qp(void *qp);
 void ibv_ack_cq_events(void *cq, unsigned count);
 void ibv_ack_async_event(void *event);
+void ibv_free_buf(void *buf);
 void ibv_unimport_mr(void *mr);
 void ibv_unimport_dm(void *dm);
 void ibv_unimport_pd(void *pd);

@@ -59,6 +59,10 @@ const ABOUT: &[(&str, &str)] = &[
     ("SG_GAPS", "fast-register of pieces of any sizes, with gaps"),
     ("SRQ", "queue pairs share a receive queue"),
     ("MULTICAST", "datagrams to groups"),
+    (
+        "COMPLETION_COUNTERS",
+        "completions are counted, successes and errors apart",
+    ),
     // Gaps.
     ("NO_UD", "no unreliable datagrams"),
     ("NO_UC", "no unreliable connections"),
@@ -128,6 +132,7 @@ const ABOUT: &[(&str, &str)] = &[
     ("page_size_cap", "page sizes, bit n for 2^n octets"),
     ("max_mcast_grp", "multicast groups"),
     ("max_mcast_qp_attach", "queue pairs in a group"),
+    ("max_comp_cntr", "completion counters"),
     ("phys_port_cnt", "ports"),
     (
         "local_ca_ack_delay",

@@ -42,6 +42,7 @@ features! {
     REREG_MR = Baseline::REREG_MR, "a region's memory, rights or domain can be changed";
     RESIZE_CQ = Baseline::RESIZE_CQ, "a completion queue keeps what it holds when resized";
     SRQ = Features::SRQ, "queue pairs share a receive queue";
+    COMPLETION_COUNTERS = Features::COMPLETION_COUNTERS, "completions are counted, successes and errors apart";
     MULTICAST = Features::MULTICAST, "datagrams to groups";
     ATOMIC_WRITE = Features::ATOMIC_WRITE, "eight bytes written at once";
     FLUSH = Features::FLUSH, "earlier writes become visible or persistent";
@@ -98,6 +99,9 @@ probes! {
     SRQ: "srq-limit" "3.81" "the limit is told once, when receives fall below it" => queues::srq_limit;
     SRQ: "srq-domain" "2.07" "receives are checked against the domain of the queue" => queues::srq_domain;
     SRQ: "srq-survives" "3.84" "what was not taken serves another queue pair" => queues::srq_survives;
+    COMPLETION_COUNTERS: "counters-count" "rdma-core 65" "what completes is counted, also without a completion of its own" => queues::counters_count;
+    COMPLETION_COUNTERS: "counters-errors" "rdma-core 65" "what fails or is flushed is counted apart" => queues::counters_errors;
+    COMPLETION_COUNTERS: "counters-attach" "rdma-core 65" "one counter for each operation, until the queue pair ends" => queues::counters_attach;
     MULTICAST: "multicast" "4.45" "each member of a group gets a copy, and nobody else" => datagrams::members;
     MULTICAST: "multicast-attach" "4.44" "groups only, members only, and they hold their queue pair" => datagrams::attachments;
     MULTICAST: "multicast-datagrams" "4.44" "connected queue pairs join no group" => datagrams::datagrams_only;

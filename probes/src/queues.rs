@@ -1,10 +1,11 @@
-//! Probes of CQs that are resized, and of shared receive queues.
+//! Probes of CQs that are resized, of shared receive queues, and of completion counters.
 
+use verbs_api::counter::{CompletionCounter, CountedOperations, CountedUnit};
 use verbs_api::event::EventType;
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, Side, ensure, ensure_eq};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::wr::{ReceiveRequest, Send, Write};
-use verbs_api::{Access, MrOptions, Srq, SrqOptions, WcStatus};
+use verbs_api::{Access, DestroyError, MrOptions, Srq, SrqOptions, VerbError, WcStatus};
 
 use crate::{filled, statuses};
 
@@ -151,6 +152,119 @@ pub(crate) fn srq_survives(rig: &Rig) -> Outcome {
         (done.wr_id, done.status),
         (0, WcStatus::Success),
         "the receive that was left"
+    );
+    Ok(())
+}
+
+/// A pair of connected QPs whose sends, writes and receives are counted: of the near one by requests, of the far one by bytes.
+fn counted(rig: &Rig) -> Result<(Pair, CompletionCounter, CompletionCounter), Evidence> {
+    let (near, far) = (rig.near.side(QpType::Rc)?, rig.far.side(QpType::Rc)?);
+    let requests = rig
+        .near
+        .context
+        .create_completion_counter(CountedUnit::Requests)?;
+    let bytes = rig
+        .far
+        .context
+        .create_completion_counter(CountedUnit::Bytes)?;
+    let sent = CountedOperations::SEND | CountedOperations::RDMA_WRITE;
+    near.qp.attach_completion_counter(&requests, sent)?;
+    far.qp
+        .attach_completion_counter(&bytes, CountedOperations::RECV)?;
+    Ok((rig.connected(near, far)?, requests, bytes))
+}
+
+pub(crate) fn counters_count(rig: &Rig) -> Outcome {
+    let (pair, requests, bytes) = counted(rig)?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let desk = rig.far.region(64, access)?;
+    filled(rig)?;
+    pair.far
+        .post_receive(ReceiveRequest::new(1, desk.sge(0, 64)?))?;
+    // Requests without a completion of their own count too.
+    for _ in 0..3 {
+        pair.near
+            .post_one(Write::new(rig.scratch.sge(0, 8)?, desk.remote(0)))?;
+    }
+    rig.succeeds(&pair.near, Send::new(rig.scratch.sge(0, 24)?))?;
+    rig.take(&pair.far.cq, 1)?;
+    ensure_eq!(
+        (requests.successes(), requests.errors()),
+        (4, 0),
+        "three writes and a send, and no failure"
+    );
+    ensure_eq!(
+        (bytes.successes(), bytes.errors()),
+        (24, 0),
+        "the bytes of the message that was received"
+    );
+    requests.set_successes(100);
+    requests.add_successes(1);
+    bytes.set_errors(7);
+    bytes.add_errors(2);
+    ensure_eq!(
+        (requests.successes(), bytes.errors(), bytes.successes()),
+        (101, 9, 24),
+        "what the program has set and added"
+    );
+    Ok(())
+}
+
+pub(crate) fn counters_errors(rig: &Rig) -> Outcome {
+    let (pair, requests, bytes) = counted(rig)?;
+    let desk = rig.far.region(64, Access::LOCAL_WRITE)?;
+    for id in 0..2 {
+        pair.far
+            .post_receive(ReceiveRequest::new(id, desk.sge(0, 8)?))?;
+    }
+    let no_key = rig.near.dead_sge()?;
+    pair.near.post_one(Send::new(no_key).signaled(1))?;
+    rig.take(&pair.near.cq, 1)?;
+    let failed = QpAttributes::new().qp_state(QpState::Err);
+    rig.finish(pair.far.modify(failed))?;
+    rig.take(&pair.far.cq, 2)?;
+    ensure_eq!(
+        (requests.successes(), requests.errors()),
+        (0, 1),
+        "a send with a key that is gone"
+    );
+    ensure_eq!(
+        (bytes.successes(), bytes.errors()),
+        (0, 2),
+        "two receives that were flushed"
+    );
+    Ok(())
+}
+
+pub(crate) fn counters_attach(rig: &Rig) -> Outcome {
+    let (pair, requests, _bytes) = counted(rig)?;
+    let make = || {
+        rig.near
+            .context
+            .create_completion_counter(CountedUnit::Requests)
+    };
+    let (other, sent) = (make()?, CountedOperations::SEND);
+    let late = pair.near.attach_completion_counter(&other, sent);
+    ensure!(
+        matches!(late, Err(VerbError::InvalidState(QpState::Rts))),
+        "a counter was attached to a connected queue pair: {late:?}"
+    );
+    let idle = rig.near.side(QpType::Rc)?;
+    idle.qp.attach_completion_counter(&other, sent)?;
+    let again = idle.qp.attach_completion_counter(&requests, sent);
+    ensure!(
+        matches!(again, Err(VerbError::Busy(_))),
+        "two counters count one operation: {again:?}"
+    );
+    let Err(DestroyError::Busy { object, .. }) = other.destroy() else {
+        return Err(Evidence::wrong(
+            "a counter was destroyed that a queue pair has",
+        ));
+    };
+    rig.finish_destroy(idle.qp.destroy())?;
+    ensure!(
+        object.destroy().is_ok(),
+        "the end of its queue pair does not detach a counter"
     );
     Ok(())
 }

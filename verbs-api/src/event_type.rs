@@ -44,6 +44,8 @@ pub enum EventType {
     SmChange,
     /// The subnet manager asks clients to reregister: multicast groups have to be joined anew.
     ClientReregister,
+    /// The speed of one or more ports of the device changed.
+    DeviceSpeedChange,
     /// The device failed and is unusable.
     DeviceFatal,
     /// The device was removed: see [removal](crate::provider#removal).
@@ -51,7 +53,7 @@ pub enum EventType {
 }
 
 // The numbers of verbs. The removal of a device has none: it is reported as a failure of the device.
-const CODES: [(EventType, u8); 19] = [
+const CODES: [(EventType, u8); 20] = [
     (EventType::CqErr, 0),
     (EventType::QpFatal, 1),
     (EventType::QpReqErr, 2),
@@ -71,11 +73,12 @@ const CODES: [(EventType, u8); 19] = [
     (EventType::QpLastWqeReached, 16),
     (EventType::ClientReregister, 17),
     (EventType::GidChange, 18),
+    (EventType::DeviceSpeedChange, 20),
 ];
 const DEVICE_FATAL: u8 = 8;
 
 impl EventType {
-    /// Returns the event's code in verbs: 0 for CQ_ERR … 18 for GID_CHANGE. `DeviceRemoved` has the code of DEVICE_FATAL.
+    /// Returns the event's code in verbs: 0 for CQ_ERR … 20 for DEVICE_SPEED_CHANGE. `DeviceRemoved` has the code of DEVICE_FATAL.
     pub fn code(self) -> u8 {
         let found = CODES.iter().find(|(event, _)| *event == self);
         found.map_or(DEVICE_FATAL, |&(_, code)| code)
@@ -98,6 +101,7 @@ impl EventType {
                 | Self::PkeyChange
                 | Self::SmChange
                 | Self::ClientReregister
+                | Self::DeviceSpeedChange
                 | Self::DeviceFatal
                 | Self::DeviceRemoved
         )
@@ -125,7 +129,10 @@ mod tests {
             let event = EventType::from_code(code).expect("every code up to GID_CHANGE is known");
             assert_eq!(event.code(), code, "{event:?}");
         }
-        assert_eq!(EventType::from_code(19), None);
+        assert_eq!(EventType::from_code(19), None, "of raw work queues");
+        let speed = EventType::DeviceSpeedChange;
+        assert_eq!((EventType::from_code(20), speed.code()), (Some(speed), 20));
+        assert_eq!(EventType::from_code(21), None);
         assert_eq!(
             EventType::DeviceRemoved.code(),
             EventType::DeviceFatal.code()
@@ -135,6 +142,7 @@ mod tests {
             (EventType::PkeyChange, 12),
             (EventType::SmChange, 13),
             (EventType::ClientReregister, 17),
+            (EventType::DeviceSpeedChange, 20),
         ];
         for (event, code) in named {
             assert_eq!((event.code(), event.is_affiliated()), (code, false));

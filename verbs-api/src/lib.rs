@@ -15,6 +15,7 @@ pub mod completion;
 mod context;
 mod contract;
 mod control;
+pub mod counter;
 mod cq;
 mod device;
 mod error;

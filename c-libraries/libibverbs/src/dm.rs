@@ -4,13 +4,14 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
 
+use polyverbs::emulated::Unshared;
 use verbs_api::{Access, Memory, MrOptions};
 
 use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd};
 use crate::entry::slot;
-use crate::errno::{Errno, code, pointer};
+use crate::errno::{Errno, code, minus_one, pointer};
 use crate::object::Object;
-use crate::{context, mr, pd};
+use crate::{buf, context, mr, pd};
 
 /// The most bytes of one allocation of device memory.
 pub const MAX_SIZE: u64 = 1 << 20;
@@ -23,10 +24,12 @@ type DmObject = Object<IbvDm, State>;
 
 struct State {
     memory: Memory,
+    /// The file with the memory, which a program exports; `None` if it is imported, or if the system refuses such files.
+    file: Option<Unshared>,
     is_imported: bool,
 }
 
-fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bool) -> *mut IbvDm {
+fn create(context: *mut IbvContext, handle: u32, own: State) -> *mut IbvDm {
     let c = IbvDm {
         context,
         memcpy_to_dm: slot!("ibv_memcpy_to_dm" ("dm dm_offset:w host_addr length:z") Number => copy_to),
@@ -34,13 +37,7 @@ fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bo
         comp_mask: 0,
         handle,
     };
-    DmObject::create(
-        c,
-        State {
-            memory,
-            is_imported,
-        },
-    )
+    DmObject::create(c, own)
 }
 
 /// Implements the slot `alloc_dm` of `verbs_context`.
@@ -61,10 +58,15 @@ pub unsafe extern "C-unwind" fn alloc(
         if attr.length == 0 || attr.length as u64 > MAX_SIZE || attr.log_align_req > 12 {
             return Err(Errno::INVAL);
         }
-        let memory = Memory::zeroed(attr.length)?;
+        let (memory, file) = buf::shareable(attr.length)?;
         let handle = state.shared.next_handle();
         state.shared.dms.lock().insert(handle, memory.clone());
-        Ok(create(context, handle, memory, false))
+        let own = State {
+            memory,
+            file,
+            is_imported: false,
+        };
+        Ok(create(context, handle, own))
     }))
 }
 
@@ -95,7 +97,24 @@ pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) ->
     pointer(unsafe { context::own(context) }.and_then(|state| {
         let known = state.shared.dms.lock().get(&handle).cloned();
         let memory = known.ok_or(Errno(libc::ENOENT))?;
-        Ok(create(context, handle, memory, true))
+        let own = State {
+            memory,
+            file: None,
+            is_imported: true,
+        };
+        Ok(create(context, handle, own))
+    }))
+}
+
+/// Implements `ibv_dm_export_dmabuf_fd`: another process maps the file, and registers it by `ibv_reg_dmabuf_mr`.
+///
+/// # Safety
+/// The allocation is not freed during the call.
+pub unsafe extern "C-unwind" fn export_fd(dm: *mut IbvDm) -> c_int {
+    // SAFETY: as the caller promises.
+    minus_one(unsafe { DmObject::own(dm) }.and_then(|state| {
+        let file = state.file.as_ref();
+        buf::export(file.ok_or(Errno::OPNOTSUPP)?)
     }))
 }
 
@@ -171,8 +190,8 @@ pub unsafe extern "C-unwind" fn register(
         let range = state.memory.range(place(offset, length)?, length);
         let options = MrOptions::new(rights - Access::ZERO_BASED).zero_based();
         let range = range.map_err(|_| Errno::INVAL)?;
-        let region = own.register_with(range, options).wait()?;
+        let region = own.register_with(range.clone(), options).wait()?;
         // SAFETY: the domain is live, as was seen.
-        unsafe { mr::made(pd, std::ptr::null_mut(), length, region) }
+        unsafe { mr::made_of(pd, std::ptr::null_mut(), length, region, range, rights) }
     }))
 }

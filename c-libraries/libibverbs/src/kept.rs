@@ -46,6 +46,8 @@ struct Table {
     /// The length of the longest MR that there ever was, in bytes.
     longest: usize,
     made: u64,
+    /// The addresses of MRs that have moved with their memory, by number.
+    moved: BTreeMap<u64, usize>,
     /// The ranges whose removal is postponed: by start address, with the end address and how they are removed.
     waiting: BTreeMap<usize, (usize, Way)>,
 }
@@ -74,6 +76,27 @@ impl Table {
         let mut near = self.regions.range((first, 0)..(range.end, 0));
         let found = near.find(|(_, region)| region.end > range.start);
         found.map(|(place, region)| (*place, region))
+    }
+
+    // Whether no MR lies partly in `range` and partly outside.
+    fn are_whole_in(&self, range: &Range<usize>) -> bool {
+        let first = range.start.saturating_sub(self.longest);
+        let mut near = self.regions.range((first, 0)..(range.end, 0));
+        near.all(|(&(start, _), region)| {
+            region.end <= range.start || start >= range.start && region.end <= range.end
+        })
+    }
+
+    // Notes that an MR in `range` has moved with its memory to `to`. Returns its new address and length.
+    fn move_one(&mut self, range: &Range<usize>, to: usize) -> Option<(usize, usize, Mr)> {
+        let (place, _) = self.region_in(range)?;
+        let mut region = self.regions.remove(&place)?;
+        let (start, length) = (to + (place.0 - range.start), region.end - place.0);
+        let mr = region.mr.clone();
+        region.end = start + length;
+        self.regions.insert((start, place.1), region);
+        self.moved.insert(place.1, start);
+        Some((start, length, mr))
     }
 
     // Takes a postponed range that overlaps `range` and no longer has an MR, so that it can be removed now.
@@ -132,10 +155,13 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         let keeps = &*KEEPS;
-        keeps.forget((self.range.start, self.number));
+        let moved = keeps.table.lock().moved.remove(&self.number);
+        let start = moved.unwrap_or(self.range.start);
+        let range = start..start.saturating_add(self.range.len());
+        keeps.forget((start, self.number));
         loop {
             let mut table = keeps.table.lock();
-            let ready = table.take_ready(&self.range);
+            let ready = table.take_ready(&range);
             keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
             drop(table);
             let Some((range, way)) = ready else { return };
@@ -160,6 +186,21 @@ impl Keeps {
         drop(table);
         // Dropping an MR may free memory, which takes the lock again.
         drop(region);
+    }
+
+    // Lets the MRs in `range` follow their memory, which has moved to `to`.
+    fn follow(&self, range: &Range<usize>, to: usize) {
+        loop {
+            let moved = self.table.lock().move_one(range, to);
+            let Some((start, length, mr)) = moved else {
+                return;
+            };
+            let memory = ptr::with_exposed_provenance_mut(start);
+            // SAFETY: the program has registered this memory at its old address, and gives it up only after the MR.
+            let change = unsafe { MrReregister::new().borrowed(memory, length) };
+            // It fails only if another thread has deregistered the MR in the meantime.
+            let _ = mr.rereg(change.iova(mr.iova()).keep_keys()).wait();
+        }
     }
 
     // Prepares for other memory to be mapped at these addresses: gives each MR there memory of its own with the same
@@ -225,7 +266,7 @@ fn keeps_regions() -> Option<&'static Keeps> {
 }
 
 /// The page size in bytes.
-fn page() -> usize {
+pub fn page() -> usize {
     // SAFETY: it asks for a number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
@@ -266,7 +307,8 @@ pub unsafe extern "C" fn shmdt(start: *const c_void) -> c_int {
     unsafe { libc::syscall(libc::SYS_shmdt, start) as c_int }
 }
 
-/// Interposes `mremap`. Memory of an MR is not moved: it grows or shrinks in place, or the call fails with ENOMEM.
+/// Interposes `mremap`: MRs move with their memory. If one has only a part of it, the memory grows or shrinks in place, or the
+/// call fails with ENOMEM.
 pub unsafe extern "C" fn mremap(
     start: *mut c_void,
     before: usize,
@@ -274,28 +316,67 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    let has_region = keeps_regions().is_some_and(|keeps| {
-        let range = start.addr()..start.addr().saturating_add(before);
-        keeps.table.lock().has_region_in(&range)
-    });
+    let range = start.addr()..start.addr().saturating_add(before);
+    // Without a length the call maps shared memory a second time, and moves nothing.
+    let keeps = keeps_regions().filter(|_| before > 0);
+    let keeps = keeps.filter(|keeps| keeps.table.lock().has_region_in(&range));
     if flags & libc::MREMAP_FIXED != 0 && !has_way(to, after) {
         return libc::MAP_FAILED;
     }
-    let flags = match (has_region, flags) {
-        (false, flags) => flags,
-        (true, 0 | libc::MREMAP_MAYMOVE) if after >= before => 0,
-        (true, 0 | libc::MREMAP_MAYMOVE) => {
+    let is_chosen = flags == libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    match (keeps, flags) {
+        (None, _) => system_mremap(start, before, after, flags, to),
+        (Some(_), 0 | libc::MREMAP_MAYMOVE) if after < before => {
             // SAFETY: as the caller promises.
             let cut = unsafe { munmap(start.wrapping_byte_add(after), before - after) };
-            return if cut == 0 { start } else { libc::MAP_FAILED };
+            if cut == 0 { start } else { libc::MAP_FAILED }
         }
-        // The call would move the memory to an address that the program has chosen, or keep the old mapping.
-        (true, _) => {
-            Errno(libc::ENOMEM).set();
-            return libc::MAP_FAILED;
+        (Some(keeps), 0 | libc::MREMAP_MAYMOVE) => {
+            let grown = system_mremap(start, before, after, 0, to);
+            if grown != libc::MAP_FAILED || flags == 0 {
+                return grown;
+            }
+            move_with_regions(keeps, &range, after, flags, to)
         }
-    };
-    // SAFETY: as the caller promises.
+        (Some(keeps), _) if is_chosen && after >= before => {
+            move_with_regions(keeps, &range, after, flags, to)
+        }
+        // The call would keep the old mapping, or remove a part of the memory.
+        (Some(_), _) => {
+            Errno::NOMEM.set();
+            libc::MAP_FAILED
+        }
+    }
+}
+
+// Moves memory, and its MRs with it, unless one has only a part of it.
+fn move_with_regions(
+    keeps: &Keeps,
+    range: &Range<usize>,
+    after: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    if !keeps.table.lock().are_whole_in(range) {
+        Errno::NOMEM.set();
+        return libc::MAP_FAILED;
+    }
+    let start = ptr::with_exposed_provenance_mut(range.start);
+    let moved = system_mremap(start, range.len(), after, flags, to);
+    if moved != libc::MAP_FAILED {
+        keeps.follow(range, moved.expose_provenance());
+    }
+    moved
+}
+
+fn system_mremap(
+    start: *mut c_void,
+    before: usize,
+    after: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the program has asked for it, and no MR has memory that it removes.
     unsafe { libc::syscall(libc::SYS_mremap, start, before, after, flags, to) as *mut c_void }
 }
 

@@ -5,13 +5,16 @@
 //! `verbs-api` checks the rules of verbs. The crate `polyverbs-c-libraries` maps symbols to functions.
 
 pub mod ah;
+pub mod buf;
 pub mod builder;
 pub mod cancel;
 pub mod context;
+pub mod counter;
 pub mod cq;
 pub mod descriptors;
 pub mod device;
 pub mod dm;
+pub mod dmah;
 pub mod entry;
 pub mod errno;
 pub mod events;

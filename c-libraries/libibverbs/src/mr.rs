@@ -2,19 +2,20 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 
-use verbs_api::provider::Mutex;
+use verbs_api::provider::{Mutex, errno_of};
 use verbs_api::{
-    Access, Mr, MrOptions,
-    memory::{MrReregister, make_resident},
+    Access, Memory, Mr, MrOptions,
+    memory::{MemoryRange, MrReregister, make_resident},
 };
 
-use crate::abi::{IbvMr, IbvPd, IbvSge, access};
+use crate::abi::{IbvBuf, IbvDmah, IbvMr, IbvMrInitAttr, IbvPd, IbvSge, access, mr_init_attr};
 use crate::errno::{Errno, code, pointer};
-use crate::kept::Kept;
+use crate::kept::{Kept, page};
 use crate::object::Object;
 use crate::sinks::Sinks;
-use crate::{context, pd};
+use crate::{buf, context, dmah, pd};
 
 /// An MR: its public structure and the library's part.
 type MrObject = Object<IbvMr, State>;
@@ -23,15 +24,19 @@ struct State {
     mr: Mr,
     is_imported: bool,
     sink: Mutex<Sink>,
-    /// Keeps the program's memory mapped; `None` if the region is device memory or the whole address space.
+    /// Keeps the program's memory mapped; `None` if the region is memory of the library or the whole address space.
     kept: Mutex<Option<Kept>>,
+    /// The memory of the library that the region is made of: device memory, a buffer, or the mapping of a dmabuf.
+    memory: Mutex<Option<MemoryRange>>,
+    /// The DMA handle that the program has named.
+    _dmah: Option<dmah::Use>,
 }
 
 /// A second MR for the same memory, as the destination of RDMA reads, on devices that need it.
 struct Sink {
     /// The access that the program's own MR grants.
     rights: Access,
-    mr: Option<(Mr, Kept)>,
+    mr: Option<(Mr, Option<Kept>)>,
 }
 
 impl Sink {
@@ -97,6 +102,7 @@ unsafe fn register(
     length: usize,
     iova: u64,
     flags: u32,
+    hints: Option<dmah::Use>,
 ) -> Result<*mut IbvMr, Errno> {
     // SAFETY: as the caller promises.
     let own = unsafe { pd::own(pd) }?;
@@ -105,6 +111,10 @@ unsafe fn register(
     // The whole address space, most of which is not mapped: such a region grants no remote access.
     if is_implicit && (flags & access::ON_DEMAND == 0 || rights.exposes()) {
         return Err(Errno::OPNOTSUPP);
+    }
+    // Linux's core demands this of every device, because a region is a list of whole pages.
+    if !(addr.addr() as u64 ^ iova).is_multiple_of(page() as u64) {
+        return Err(Errno::INVAL);
     }
     let reach = if is_implicit { ADDRESS_SPACE } else { length };
     if addr.addr().checked_add(reach).is_none() {
@@ -117,7 +127,7 @@ unsafe fn register(
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
     let mr = unsafe { own.register_borrowed(addr.cast(), reach, options) }.wait()?;
     // SAFETY: the domain is live, as was seen.
-    let made = unsafe { made(pd, addr, length, mr) }?;
+    let made = unsafe { made(pd, addr, length, mr, hints) }?;
     if !is_implicit {
         // SAFETY: just made.
         let state = unsafe { MrObject::own(made) }?;
@@ -151,28 +161,70 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
         let options = options(rights | Access::REMOTE_WRITE, state.mr.iova());
         // SAFETY: a region is live, so its domain is.
         let pd = unsafe { pd::own(public.pd) }?;
-        // SAFETY: as for the region itself.
-        let made = unsafe { pd.register_borrowed(public.addr.cast(), public.length, options) };
+        let memory = state.memory.lock().clone();
+        let is_programs = memory.is_none();
+        let made = match memory {
+            Some(range) => pd.register_with(range, options),
+            // SAFETY: as for the region itself.
+            None => unsafe { pd.register_borrowed(public.addr.cast(), public.length, options) },
+        };
         let made = made.wait()?;
         sinks.insert(public.lkey, made.lkey());
-        let kept = Kept::new(public.addr, public.length, &made);
+        let kept = is_programs.then(|| Kept::new(public.addr, public.length, &made));
         sink.mr = Some((made, kept));
     }
     Ok(())
 }
 
-/// Creates the public structure of an MR.
+/// Creates the public structure of an MR with these rights, which was made of memory of the library.
 ///
 /// # Errors
-/// The device was closed.
+/// The device was closed, or has no room for a second key.
 ///
 /// # Safety
 /// The domain is live.
-pub unsafe fn made(
+pub unsafe fn made_of(
     pd: *mut IbvPd,
     addr: *mut c_void,
     length: usize,
     mr: Mr,
+    memory: MemoryRange,
+    rights: Access,
+) -> Result<*mut IbvMr, Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { made_with(pd, addr, length, mr, memory, rights, None) }
+}
+
+unsafe fn made_with(
+    pd: *mut IbvPd,
+    addr: *mut c_void,
+    length: usize,
+    mr: Mr,
+    memory: MemoryRange,
+    rights: Access,
+    hints: Option<dmah::Use>,
+) -> Result<*mut IbvMr, Errno> {
+    // SAFETY: as the caller promises.
+    let made = unsafe { made(pd, addr, length, mr, hints) }?;
+    // SAFETY: just made.
+    let state = unsafe { MrObject::own(made) }?;
+    *state.memory.lock() = Some(memory);
+    // SAFETY: just made.
+    let added = unsafe { add_sink(made, rights) };
+    added.inspect_err(|_| {
+        // SAFETY: the program does not know it.
+        unsafe { dereg(made) };
+    })?;
+    Ok(made)
+}
+
+// Creates the public structure of an MR.
+unsafe fn made(
+    pd: *mut IbvPd,
+    addr: *mut c_void,
+    length: usize,
+    mr: Mr,
+    dmah: Option<dmah::Use>,
 ) -> Result<*mut IbvMr, Errno> {
     // SAFETY: as the caller promises.
     let context = unsafe { (*pd).context };
@@ -195,8 +247,203 @@ pub unsafe fn made(
             is_imported: false,
             sink: Mutex::new(Sink::NONE),
             kept: Mutex::new(None),
+            memory: Mutex::new(None),
+            _dmah: dmah,
         },
     ))
+}
+
+// The rights that an MR of a dmabuf may have.
+const DMABUF_RIGHTS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+fn mapped(fd: c_int, offset: u64, length: usize) -> Result<MemoryRange, Errno> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: the descriptor is used during this call only. If it is not open, the system says so.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    match Memory::map_file(file, offset, length) {
+        Ok(memory) => Ok(memory.into()),
+        Err(error) => Err(match errno_of(&error) {
+            // The memory of a GPU, which processors cannot reach.
+            libc::ENODEV | libc::ENOTTY => Errno::OPNOTSUPP,
+            errno => Errno(errno),
+        }),
+    }
+}
+
+unsafe fn register_dmabuf(
+    pd: *mut IbvPd,
+    fd: c_int,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    flags: u32,
+    hints: Option<dmah::Use>,
+) -> Result<*mut IbvMr, Errno> {
+    // SAFETY: as the caller promises.
+    let own = unsafe { pd::own(pd) }?;
+    let rights = Access::from_bits(flags & !access::OPTIONAL).ok_or(Errno::INVAL)?;
+    let is_same_place = (iova ^ offset).is_multiple_of(PAGE);
+    if !DMABUF_RIGHTS.contains(rights) || !is_same_place {
+        return Err(Errno::INVAL);
+    }
+    let range = mapped(fd, offset, length)?;
+    let options = MrOptions::new(rights).iova(iova);
+    let mr = own.register_with(range.clone(), options).wait()?;
+    // As rdma-core reports it.
+    let addr = std::ptr::without_provenance_mut(offset as usize);
+    // SAFETY: the domain is live, as was seen.
+    unsafe { made_with(pd, addr, length, mr, range, rights, hints) }
+}
+
+/// Implements `ibv_reg_dmabuf_mr`, for dmabufs that can be mapped, and for any other file in memory.
+///
+/// # Safety
+/// The domain is not freed during the call.
+pub unsafe extern "C-unwind" fn reg_dmabuf(
+    pd: *mut IbvPd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    flags: c_int,
+) -> *mut IbvMr {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { register_dmabuf(pd, fd, offset, length, iova, flags as u32, None) })
+}
+
+unsafe fn register_buf(
+    pd: *mut IbvPd,
+    attr: &Registration,
+    hints: Option<dmah::Use>,
+) -> Result<*mut IbvMr, Errno> {
+    let (addr, length) = (attr.addr, attr.length);
+    // SAFETY: as the caller promises.
+    let (own, range) = unsafe { (pd::own(pd)?, buf::range(attr.buf, pd, addr, length)?) };
+    let rights = rights(attr.flags)?;
+    let options = options(rights, addr as u64);
+    let mr = own.register_with(range.clone(), options).wait()?;
+    // SAFETY: the domain is live, as was seen.
+    unsafe { made_with(pd, addr, length, mr, range, rights, hints) }
+}
+
+/// The arguments of `ibv_reg_mr_ex`.
+struct Registration {
+    mask: u64,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    fd_offset: u64,
+    flags: u32,
+    dmah: *mut IbvDmah,
+    buf: *mut IbvBuf,
+}
+
+impl Registration {
+    // Reads only the fields that are given: of an older program, the structure ends before the last.
+    unsafe fn read(attr: *const IbvMrInitAttr) -> Result<Self, Errno> {
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mask = (*attr).comp_mask;
+            if mask & !mr_init_attr::ALL != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            Ok(Self {
+                mask,
+                addr: (*attr).addr,
+                length: (*attr).length,
+                iova: (*attr).iova,
+                fd: (*attr).fd,
+                fd_offset: (*attr).fd_offset,
+                flags: (*attr).access as u32,
+                dmah: (*attr).dmah,
+                buf: match mask & mr_init_attr::BUF {
+                    0 => std::ptr::null_mut(),
+                    _ => (*attr).buf,
+                },
+            })
+        }
+    }
+
+    const fn has(&self, field: u64) -> bool {
+        self.mask & field != 0
+    }
+
+    unsafe fn register(&self, pd: *mut IbvPd) -> Result<*mut IbvMr, Errno> {
+        // SAFETY: as the caller promises.
+        unsafe {
+            pd::own(pd)?;
+            let hints = match self.has(mr_init_attr::DMAH) {
+                true => Some(dmah::Use::begin(self.dmah, (*pd).context)?),
+                false => None,
+            };
+            // The memory is named once: by an address, by a file with an offset, or by a buffer with an address.
+            let named = self.mask & (mr_init_attr::ADDR | FILE | mr_init_attr::BUF);
+            let is_mapped = self.has(mr_init_attr::IOVA);
+            match named {
+                mr_init_attr::ADDR => {
+                    let iova = match is_mapped {
+                        true => self.iova,
+                        false => self.addr as u64,
+                    };
+                    register(pd, self.addr, self.length, iova, self.flags, hints)
+                }
+                FILE if is_mapped => {
+                    let (offset, iova) = (self.fd_offset, self.iova);
+                    register_dmabuf(pd, self.fd, offset, self.length, iova, self.flags, hints)
+                }
+                ADDR_IN_BUF if !is_mapped => register_buf(pd, self, hints),
+                _ => Err(Errno::INVAL),
+            }
+        }
+    }
+}
+
+const FILE: u64 = mr_init_attr::FD | mr_init_attr::FD_OFFSET;
+const ADDR_IN_BUF: u64 = mr_init_attr::ADDR | mr_init_attr::BUF;
+const PAGE: u64 = 4096;
+
+/// Implements `ibv_reg_mr_ex`.
+///
+/// # Safety
+/// `attr` is null or readable, as far as its mask says, and what it names belongs to the program until the region is deregistered.
+pub unsafe extern "C-unwind" fn reg_ex(pd: *mut IbvPd, attr: *const IbvMrInitAttr) -> *mut IbvMr {
+    // SAFETY: as the caller promises.
+    pointer(unsafe { Registration::read(attr).and_then(|attr| attr.register(pd)) })
+}
+
+/// Implements `ibv_reg_buf_mr`.
+///
+/// # Safety
+/// Neither the domain nor the buffer is freed during the call.
+pub unsafe extern "C-unwind" fn reg_buf(
+    pd: *mut IbvPd,
+    buf: *mut IbvBuf,
+    addr: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> *mut IbvMr {
+    let attr = Registration {
+        mask: ADDR_IN_BUF,
+        addr,
+        length,
+        iova: 0,
+        fd: -1,
+        fd_offset: 0,
+        flags: flags as u32,
+        dmah: std::ptr::null_mut(),
+        buf,
+    };
+    // SAFETY: as the caller promises.
+    pointer(unsafe { attr.register(pd) })
 }
 
 /// Implements `ibv_reg_mr`.
@@ -210,7 +457,7 @@ pub unsafe extern "C-unwind" fn reg(
     flags: c_int,
 ) -> *mut IbvMr {
     // SAFETY: as the caller promises.
-    pointer(unsafe { register(pd, addr, length, addr as u64, flags as u32) })
+    pointer(unsafe { register(pd, addr, length, addr as u64, flags as u32, None) })
 }
 
 /// Implements `ibv_reg_mr_iova`.
@@ -225,7 +472,7 @@ pub unsafe extern "C-unwind" fn reg_iova(
     flags: c_int,
 ) -> *mut IbvMr {
     // SAFETY: as the caller promises.
-    pointer(unsafe { register(pd, addr, length, iova, flags as u32) })
+    pointer(unsafe { register(pd, addr, length, iova, flags as u32, None) })
 }
 
 /// Implements `ibv_reg_mr_iova2`.
@@ -240,7 +487,7 @@ pub unsafe extern "C-unwind" fn reg_iova2(
     flags: c_uint,
 ) -> *mut IbvMr {
     // SAFETY: as the caller promises.
-    pointer(unsafe { register(pd, addr, length, iova, flags) })
+    pointer(unsafe { register(pd, addr, length, iova, flags, None) })
 }
 
 /// Implements `ibv_dereg_mr`.
@@ -296,6 +543,8 @@ pub unsafe extern "C-unwind" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvM
             is_imported,
             sink,
             kept: Mutex::new(None),
+            memory: Mutex::new(None),
+            _dmah: None,
         };
         Ok(MrObject::create(c, state))
     }))
@@ -388,6 +637,12 @@ pub unsafe extern "C-unwind" fn rereg(
     }
     if flags & CHANGE_PD != 0 {
         public.pd = pd;
+    }
+    // SAFETY: live, as was seen.
+    if let (true, Ok(state)) = (flags & CHANGE_TRANSLATION != 0, unsafe {
+        MrObject::own(mr)
+    }) {
+        *state.memory.lock() = None;
     }
     // SAFETY: as the caller promises.
     let changed = unsafe { change_sink(mr, before, flags, access_flags) };

@@ -58,6 +58,7 @@ pub extern "C-unwind" fn event_type_str(event: c_int) -> *const c_char {
         c"client reregistration",
         c"GID table change",
         c"WQ fatal",
+        c"Device link speed change",
     ];
     text(TEXTS, event, c"unknown")
 }
@@ -91,6 +92,29 @@ pub extern "C-unwind" fn wc_status_str(status: c_int) -> *const c_char {
         c"TM software rendezvous",
     ];
     text(TEXTS, status, c"unknown")
+}
+
+/// Implements `ibv_wr_opcode_str`.
+pub extern "C-unwind" fn wr_opcode_str(opcode: c_int) -> *const c_char {
+    const TEXTS: &[&CStr] = &[
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+    ];
+    text(TEXTS, opcode, c"unknown")
 }
 
 // The codes of `enum ibv_rate`, each with its rate in Mb/s.

@@ -13,7 +13,7 @@ use crate::context::{self, State, Tables};
 use crate::device::{self, listed};
 use crate::entry::slot;
 use crate::errno::{code, pointer};
-use crate::{cq, dm, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
+use crate::{buf, cq, dm, dmah, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
 
 fn tables() -> Tables {
     let mut short = [ptr::null(); OPS_SLOTS];
@@ -28,6 +28,13 @@ fn tables() -> Tables {
     short[ops::POST_SEND] = slot!(direct "ibv_post_send" ("qp wr:S bad_wr") Number => post::send);
     short[ops::POST_RECV] = slot!(direct "ibv_post_recv" ("qp wr:R bad_wr") Number => post::recv);
     let mut long = [ptr::null(); VERBS_SLOTS];
+    long[verbs::FREE_BUF] = slot!("ibv_free_buf" ("buf") Nothing => buf::free);
+    long[verbs::ALLOC_BUF] = slot!("ibv_alloc_buf" ("pd size:z buf") Pointer => buf::alloc);
+    long[verbs::DM_EXPORT_DMABUF_FD] =
+        slot!("ibv_dm_export_dmabuf_fd" ("dm") MinusOne => dm::export_fd);
+    long[verbs::REG_MR_EX] = slot!("ibv_reg_mr_ex" ("pd mr_init_attr:X") Mr => mr::reg_ex);
+    long[verbs::DEALLOC_DMAH] = slot!("ibv_dealloc_dmah" ("dmah") Number => dmah::dealloc);
+    long[verbs::ALLOC_DMAH] = slot!("ibv_alloc_dmah" ("context attr:h") Pointer => dmah::alloc);
     long[verbs::QUERY_PORT] = slot!("ibv_query_port" ("context port_num:i port_attr:P") Number => query::query_port_sized);
     long[verbs::ADVISE_MR] =
         slot!("ibv_advise_mr" ("pd advice:i flags:x sg_list num_sge:i") Number => mr::advise);

@@ -478,7 +478,13 @@ pub unsafe extern "C-unwind" fn attach_mcast(
     _lid: u16,
 ) -> c_int {
     // SAFETY: as the caller promises.
-    code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.attach_multicast(group).wait()?)))
+    code(unsafe { group(qp, gid) }.and_then(|(qp, group)| {
+        // Linux's core remembers the groups of a queue pair, and does not ask the driver again.
+        if qp.is_attached(group) {
+            return Ok(());
+        }
+        Ok(qp.attach_multicast(group).wait()?)
+    }))
 }
 
 /// Implements `ibv_detach_mcast`.

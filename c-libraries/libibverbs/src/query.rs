@@ -245,6 +245,26 @@ pub unsafe extern "C-unwind" fn query_port(
     unsafe { query_port_sized(context, port, attr, COMPATIBLE) }
 }
 
+/// Implements `ibv_query_port_speed`: the speed in units of 100 Mb/s.
+///
+/// # Safety
+/// `speed` is null or writable, and the device is not closed during the call.
+pub unsafe extern "C-unwind" fn query_port_speed(
+    context: *mut IbvContext,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    const UNIT: u64 = 100;
+    // SAFETY: as the caller promises.
+    code(unsafe { context::own(context) }.and_then(|state| {
+        let port = u8::try_from(port).map_err(|_| Errno::INVAL)?;
+        let found = state.context.query_port(port)?.speed / UNIT;
+        // SAFETY: as the caller promises.
+        *unsafe { speed.as_mut() }.ok_or(Errno::INVAL)? = found;
+        Ok(())
+    }))
+}
+
 // SAFETY of the callers: as for `context::own`.
 unsafe fn gid_at(context: *mut IbvContext, port: u8, index: c_int) -> Result<Gid, Errno> {
     // SAFETY: as the caller promises.

@@ -107,6 +107,33 @@ fn unmapped_memory_is_refused_as_by_a_kernel() {
     assert_eq!(call!(open::close_device(context)), 0);
 }
 
+#[test]
+fn an_iova_has_the_offset_in_its_page_that_the_address_has() {
+    let context = open();
+    let pd = call!(pd::alloc(context));
+    let mut memory = [0_u8; 64];
+    let at: *mut c_void = memory.as_mut_ptr().cast();
+    let offset = at.addr() as u64 % PAGE as u64;
+    for (iova, fits) in [
+        (offset, true),
+        (0x7000_0000_0000 + offset, true),
+        (offset ^ 1, false),
+        (0x7000_0000_0000 + (offset ^ 64), false),
+    ] {
+        let plain = call!(mr::reg_iova(pd, at, 64, iova, LOCAL_WRITE));
+        assert_eq!(plain.is_null(), !fits, "{iova:#x}");
+        let second = call!(mr::reg_iova2(pd, at, 64, iova, LOCAL_WRITE as c_uint));
+        assert_eq!(second.is_null(), !fits, "{iova:#x}");
+        if fits {
+            assert_eq!(call!((mr::dereg(plain), mr::dereg(second))), (0, 0));
+        } else {
+            assert_eq!(last(), Some(libc::EINVAL), "{iova:#x}");
+        }
+    }
+    assert_eq!(call!(pd::dealloc(pd)), 0);
+    assert_eq!(call!(open::close_device(context)), 0);
+}
+
 // covers 5.21
 #[test]
 fn an_address_is_checked_if_a_c_program_names_it() {

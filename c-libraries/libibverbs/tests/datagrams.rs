@@ -91,6 +91,11 @@ impl Loop {
     fn send(&self, memory: &mut [u8; 64]) {
         let mut gid = IbvGid { raw: [0; 16] };
         assert_eq!(call!(query::query_gid(self.context, 1, 0, &raw mut gid)), 0);
+        self.send_to(gid, call!((*self.qp).qp_num), memory);
+    }
+
+    /// Posts a receive, and sends 16 bytes to a queue pair, or to a multicast group.
+    fn send_to(&self, gid: IbvGid, remote_qpn: u32, memory: &mut [u8; 64]) {
         let mut route: IbvAhAttr = zeroed();
         route.grh.dgid = gid;
         route.grh.hop_limit = 64;
@@ -129,7 +134,7 @@ impl Loop {
         send.send_flags = SIGNALED;
         send.wr.ud = Ud {
             ah: to,
-            remote_qpn: call!((*self.qp).qp_num),
+            remote_qpn,
             remote_qkey: QKEY,
         };
         let mut bad = ptr::null_mut();
@@ -137,12 +142,8 @@ impl Loop {
     }
 }
 
-/// `sl` of the two completions, the send's first.
-fn told(name: &str) -> [u8; 2] {
-    let context = open(name);
-    let queue = call!(cq::create(context, 4, ptr::null_mut(), ptr::null_mut(), 0));
-    let mut memory = [0; 64];
-    Loop::new(context, queue).send(&mut memory);
+/// Polls the completions of a request and its receive, the send's first.
+fn both(queue: *mut IbvCq) -> [IbvWc; 2] {
     let mut all: [IbvWc; 2] = zeroed();
     let mut seen = 0;
     test_kit::waiting::until(|| {
@@ -151,6 +152,16 @@ fn told(name: &str) -> [u8; 2] {
         seen == 2
     });
     all.sort_by_key(|done| u64::MAX - done.wr_id);
+    all
+}
+
+/// `sl` of the two completions, the send's first.
+fn told(name: &str) -> [u8; 2] {
+    let context = open(name);
+    let queue = call!(cq::create(context, 4, ptr::null_mut(), ptr::null_mut(), 0));
+    let mut memory = [0; 64];
+    Loop::new(context, queue).send(&mut memory);
+    let all = both(queue);
     assert!(all.iter().all(|done| done.status == 0));
     assert_eq!(
         (all[1].wc_flags & WITH_GRH, all[1].byte_len),
@@ -202,4 +213,32 @@ fn a_completion_of_a_datagram_over_roce_has_its_packet_type() {
 fn a_datagram_over_infiniband_completes_with_its_service_level() {
     assert_eq!(told("subnet"), [0, 0]);
     assert_eq!(read("subnet"), [0, 0]);
+}
+
+// covers 4.44
+#[test]
+fn an_ipv6_group_is_joined_and_sent_to_at_an_ipv4_address() {
+    const MULTICAST_QPN: u32 = 0xff_ffff;
+    let context = open("v4");
+    let queue = call!(cq::create(context, 4, ptr::null_mut(), ptr::null_mut(), 0));
+    let member = Loop::new(context, queue);
+    // The groups of perftest's clients and servers.
+    let group: std::net::Ipv6Addr = "ff01:0:2:c985::1".parse().unwrap();
+    let group = IbvGid {
+        raw: group.octets(),
+    };
+    // Attaching again changes nothing, as with Linux's core.
+    for _ in 0..2 {
+        assert_eq!(call!(qp::attach_mcast(member.qp, &raw const group, 0)), 0);
+    }
+    let mut memory = [0; 64];
+    member.send_to(group, MULTICAST_QPN, &mut memory);
+    let all = both(queue);
+    assert_eq!(
+        all.map(|done| (done.status, done.byte_len)),
+        [(0, all[0].byte_len), (0, GRH + 16)]
+    );
+    let detach = || call!(qp::detach_mcast(member.qp, &raw const group, 0));
+    assert_eq!(detach(), 0);
+    assert_eq!(detach(), libc::EINVAL);
 }

@@ -74,6 +74,7 @@ fn hand_out(queued: Queued) -> Result<*mut RdmaCmEvent, Errno> {
     let mut private_data = Vec::new();
     match data {
         Data::None => {}
+        Data::User(argument) => public.param.arg = argument,
         Data::Request(device, incoming) => {
             private_data = incoming.private_data().to_vec();
             public.param.conn = conn_param((&incoming).into());

@@ -17,6 +17,12 @@ pub const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 1 << 1;
 const NOROUTE: c_int = 1 << 2;
 const FAMILY: c_int = 1 << 3;
+/// The flag `RAI_SA`: a subnet manager resolves the service, of which there is none.
+pub(crate) const SA: c_int = 1 << 4;
+/// The flag `RAI_DNS`: names are resolved by the system, as without it.
+pub(crate) const DNS: c_int = 1 << 5;
+/// The flags that `rdma_getaddrinfo` of rdma-core 44 has.
+pub(crate) const FLAGS: c_int = PASSIVE | NUMERICHOST | NOROUTE | FAMILY;
 
 const fn nothing() -> RdmaAddrinfo {
     RdmaAddrinfo {
@@ -53,40 +59,124 @@ pub unsafe extern "C-unwind" fn get(
         unsafe { result.as_mut() }
             .ok_or(Errno::INVAL)
             .and_then(|place| {
-                if node.is_null() && service.is_null() && hints.is_null() {
-                    return Err(Errno::INVAL);
-                }
-                let none = nothing();
                 // SAFETY: as the caller promises.
-                let hints = unsafe { hints.as_ref() }.unwrap_or(&none);
-                if hints.ai_flags & !(PASSIVE | NUMERICHOST | NOROUTE | FAMILY) != 0 {
-                    return Err(Errno::INVAL);
-                }
-                let mut found = Box::new(nothing());
-                if node.is_null() && service.is_null() {
-                    found.ai_flags = hints.ai_flags;
-                    found.ai_family = hints.ai_family;
-                    found.ai_qp_type = hints.ai_qp_type;
-                    found.ai_port_space = hints.ai_port_space;
-                    // SAFETY: as the caller promises.
-                    (found.ai_dst_addr, found.ai_dst_len) =
-                        unsafe { copied(hints.ai_dst_addr, hints.ai_dst_len) }?;
-                } else {
-                    // SAFETY: as the caller promises.
-                    unsafe { look_up(node, service, hints, &mut found) }?;
-                }
-                if found.ai_src_len == 0 && hints.ai_src_len > 0 {
-                    // SAFETY: as the caller promises.
-                    let source = unsafe { copied(hints.ai_src_addr, hints.ai_src_len) };
-                    (found.ai_src_addr, found.ai_src_len) = source.inspect_err(|_| {
-                        // SAFETY: made above.
-                        unsafe { release(&mut found) };
-                    })?;
-                }
-                *place = Box::into_raw(found);
+                *place = unsafe { resolve(node, service, hints.as_ref()) }?.into_raw();
                 Ok(())
             }),
     )
+}
+
+/// Resolves a name, or a service, or copies the address of the hints.
+///
+/// # Errors
+/// There is nothing to resolve, the flags are unknown, or the name has no address.
+///
+/// # Safety
+/// `node` and `service` are null or strings, and what the hints point to is readable.
+pub(crate) unsafe fn resolve(
+    node: *const c_char,
+    service: *const c_char,
+    hints: Option<&RdmaAddrinfo>,
+) -> Result<Resolved, Errno> {
+    if node.is_null() && service.is_null() && hints.is_none() {
+        return Err(Errno::INVAL);
+    }
+    let none = nothing();
+    let hints = hints.unwrap_or(&none);
+    match hints.ai_flags & !FLAGS {
+        0 | DNS => {}
+        flags if flags & !(SA | DNS) == 0 => return Err(Errno::OPNOTSUPP),
+        _ => return Err(Errno::INVAL),
+    }
+    let mut found = Resolved(Box::into_raw(Box::new(nothing())));
+    let info = found.get();
+    if node.is_null() && service.is_null() {
+        info.ai_flags = hints.ai_flags;
+        info.ai_family = hints.ai_family;
+        info.ai_qp_type = hints.ai_qp_type;
+        info.ai_port_space = hints.ai_port_space;
+        // SAFETY: as the caller promises.
+        (info.ai_dst_addr, info.ai_dst_len) =
+            unsafe { copied(hints.ai_dst_addr, hints.ai_dst_len) }?;
+    } else {
+        // SAFETY: as the caller promises.
+        unsafe { look_up(node, service, hints, info) }?;
+    }
+    if info.ai_src_len == 0 && hints.ai_src_len > 0 {
+        // SAFETY: as the caller promises.
+        (info.ai_src_addr, info.ai_src_len) =
+            unsafe { copied(hints.ai_src_addr, hints.ai_src_len) }?;
+    }
+    Ok(found)
+}
+
+/// Resolved addresses that the program does not have yet.
+pub struct Resolved(*mut RdmaAddrinfo);
+
+// SAFETY: the addresses belong to this value only.
+unsafe impl Send for Resolved {}
+
+impl Resolved {
+    fn get(&mut self) -> &mut RdmaAddrinfo {
+        // SAFETY: made by this module, and nobody else has it.
+        unsafe { &mut *self.0 }
+    }
+
+    /// Hands the addresses out, which [`free`] frees.
+    pub(crate) fn into_raw(self) -> *mut RdmaAddrinfo {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Resolved {
+    fn drop(&mut self) {
+        // SAFETY: made by this module, and not handed out.
+        unsafe { free(self.0) };
+    }
+}
+
+/// A copy of hints, whose addresses it owns.
+pub(crate) struct Hints(RdmaAddrinfo);
+
+// SAFETY: the addresses belong to this value only.
+unsafe impl Send for Hints {}
+
+impl Hints {
+    /// Copies hints and the addresses that they point to; `None` if there are none.
+    ///
+    /// # Errors
+    /// An address is too long, or there is no memory.
+    ///
+    /// # Safety
+    /// `hints` is null or readable, and so are its addresses.
+    pub(crate) unsafe fn copy(hints: *const RdmaAddrinfo) -> Result<Option<Self>, Errno> {
+        // SAFETY: as the caller promises.
+        let Some(hints) = (unsafe { hints.as_ref() }) else {
+            return Ok(None);
+        };
+        let mut copy = Self(nothing());
+        copy.0.ai_flags = hints.ai_flags;
+        copy.0.ai_family = hints.ai_family;
+        copy.0.ai_qp_type = hints.ai_qp_type;
+        copy.0.ai_port_space = hints.ai_port_space;
+        // SAFETY: as the caller promises.
+        unsafe {
+            (copy.0.ai_dst_addr, copy.0.ai_dst_len) = copied(hints.ai_dst_addr, hints.ai_dst_len)?;
+            (copy.0.ai_src_addr, copy.0.ai_src_len) = copied(hints.ai_src_addr, hints.ai_src_len)?;
+        }
+        Ok(Some(copy))
+    }
+
+    pub(crate) const fn get(&self) -> &RdmaAddrinfo {
+        &self.0
+    }
+}
+
+impl Drop for Hints {
+    fn drop(&mut self) {
+        // SAFETY: copies of this value's own.
+        unsafe { release(&mut self.0) };
+    }
 }
 
 unsafe fn copied(

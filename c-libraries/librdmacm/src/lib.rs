@@ -14,6 +14,7 @@ pub mod events;
 pub mod groups;
 pub mod id;
 pub mod info;
+pub mod lookup;
 pub mod multicast;
 pub mod names;
 pub mod options;

@@ -22,6 +22,7 @@ use verbs_api::{Context, ids::Psn};
 
 use crate::abi::{RdmaCmId, event};
 use crate::device::CmDevice;
+use crate::info::Resolved;
 use crate::ports::{Port, Sharing};
 
 /// The state of an identifier that pending calls, callbacks and events refer to.
@@ -68,6 +69,8 @@ pub struct State {
     pub steps: Option<[QpAttributes; 3]>,
     /// For a listener: the attributes of QPs that are created for its requests.
     pub template: Option<Template>,
+    /// The resolution of a name by `rdma_resolve_addrinfo`.
+    pub lookup: Lookup,
     /// Groups that it has joined, one of them perhaps several times, and whether the queue pair is attached by that.
     pub groups: Vec<(IpAddr, bool)>,
 }
@@ -77,6 +80,18 @@ impl State {
     pub fn waiting(&self, of: &Arc<Inner>) -> usize {
         self.channel.count(|queued| Arc::ptr_eq(&queued.of, of))
     }
+}
+
+/// The resolution of a name for an identifier.
+#[derive(Default)]
+pub enum Lookup {
+    /// None was started, or the last has failed.
+    #[default]
+    Idle,
+    /// A thread resolves the name.
+    Running,
+    /// The program has not fetched the result.
+    Done(Resolved),
 }
 
 /// The options that `rdma_set_option` sets.
@@ -186,6 +201,8 @@ pub enum Data {
         /// The Q_Key of the peer's QP.
         qkey: u32,
     },
+    /// The argument of an event that the program has written itself.
+    User(u64),
     /// The destination of datagrams to a multicast group that was joined.
     Group {
         /// The context that the program passed when it joined the group.
@@ -270,6 +287,7 @@ impl Inner {
                 steps: None,
                 qp: None,
                 template: None,
+                lookup: Lookup::Idle,
                 groups: Vec::new(),
             }),
         })

@@ -13,8 +13,8 @@ use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvGid, IbvGidEntry};
 use polyverbs_libibverbs::{ah, context, query};
 use polyverbs_librdmacm::abi::{RdmaAddrinfo, RdmaCmId, RdmaConnParam, event, port_space};
 use polyverbs_librdmacm::{
-    address, bind, channel, connect, device, endpoint, events, id, info, multicast, options, qp,
-    resolve,
+    address, bind, channel, connect, device, endpoint, events, id, info, lookup, multicast,
+    options, qp, resolve,
 };
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -62,6 +62,24 @@ fn every_call_with(gone: *mut RdmaCmId) {
     );
     refused(call!(multicast::leave(gone, addr)), libc::EINVAL);
     refused(call!(options::set(gone, 0, 0, nothing, 1)), libc::EINVAL);
+    refused(
+        call!(lookup::resolve_addrinfo(
+            gone,
+            c"::1".as_ptr(),
+            ptr::null(),
+            ptr::null()
+        )),
+        libc::EINVAL,
+    );
+    let mut found = ptr::null_mut();
+    refused(
+        call!(lookup::query_addrinfo(gone, &raw mut found)),
+        libc::EINVAL,
+    );
+    refused(
+        call!(lookup::write_event(gone, event::USER, 0, 1)),
+        libc::EINVAL,
+    );
     refused(call!(options::notify(gone, 4)), libc::EINVAL);
     let no_ece = ptr::null_mut();
     refused(call!(options::set_local_ece(gone, no_ece)), libc::EINVAL);

@@ -4,7 +4,7 @@
 mod cm;
 
 use std::collections::HashMap;
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::ptr;
@@ -14,14 +14,16 @@ use std::thread;
 
 use polyverbs_libibverbs::abi::{IbvCq, IbvRecvWr, IbvSendWr, IbvWc};
 use polyverbs_libibverbs::{cq, post};
-use polyverbs_librdmacm::abi::{RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event};
-use polyverbs_librdmacm::{channel, connect, endpoint, id, qp};
+use polyverbs_librdmacm::abi::{
+    RdmaAddrinfo, RdmaCmEvent, RdmaCmId, RdmaConnParam, RdmaEventChannel, event, port_space,
+};
+use polyverbs_librdmacm::{channel, connect, endpoint, id, info, lookup, qp};
 use test_kit::waiting::{WatchedThread, until};
 use verbs_api::qp::QpState;
 
 use cm::{
-    asking, call, create_qp, destroy_all, fetch, is_empty, listening, next, private_data, qp_state,
-    refused, resolved, zeroed,
+    asking, call, create_qp, destroy_all, fetch, is_empty, listening, new_id, next, private_data,
+    qp_state, refused, resolved, zeroed,
 };
 
 const DEVICES: &str = r#"
@@ -276,4 +278,99 @@ fn a_server_that_closes_right_after_its_reply_was_connected() {
             assert_eq!(state, QpState::Err as c_int);
         }
     }
+}
+
+fn hints(flags: c_int) -> RdmaAddrinfo {
+    let mut hints: RdmaAddrinfo = zeroed();
+    hints.ai_flags = flags;
+    hints
+}
+
+#[test]
+fn an_event_reports_that_a_name_is_resolved() {
+    const NUMERICHOST: c_int = 2;
+    const SA: c_int = 1 << 4;
+    const DNS: c_int = 1 << 5;
+    configure();
+    let channel = channel::create();
+    let id = new_id(channel, port_space::TCP);
+    let resolve = |node: &CStr, hints: &RdmaAddrinfo| {
+        call!(lookup::resolve_addrinfo(
+            id,
+            node.as_ptr(),
+            c"7471".as_ptr(),
+            hints
+        ))
+    };
+    let mut found = ptr::null_mut();
+    refused(
+        call!(lookup::query_addrinfo(id, &raw mut found)),
+        libc::ENOENT,
+    );
+    assert_eq!(resolve(c"127.0.41.31", &hints(NUMERICHOST | DNS)), 0);
+    refused(resolve(c"127.0.41.31", &hints(NUMERICHOST)), libc::EBUSY);
+    assert_eq!(next(channel), (event::ADDRINFO_RESOLVED, id, 0));
+    refused(
+        call!(lookup::query_addrinfo(id, ptr::null_mut())),
+        libc::EINVAL,
+    );
+    assert_eq!(call!(lookup::query_addrinfo(id, &raw mut found)), 0);
+    let address = call!(polyverbs_librdmacm::address::read((*found).ai_dst_addr)).unwrap();
+    assert_eq!(address, "127.0.41.31:7471".parse().unwrap());
+    call!(info::free(found));
+    refused(
+        call!(lookup::query_addrinfo(id, &raw mut found)),
+        libc::ENOENT,
+    );
+
+    assert_eq!(resolve(c"no address", &hints(NUMERICHOST)), 0);
+    assert_eq!(next(channel), (event::ADDRINFO_ERROR, id, -libc::ENODATA));
+    refused(
+        call!(lookup::query_addrinfo(id, &raw mut found)),
+        libc::ENOENT,
+    );
+    refused(resolve(c"127.0.41.31", &hints(SA)), libc::EOPNOTSUPP);
+    refused(resolve(c"127.0.41.31", &hints(1 << 6)), libc::EINVAL);
+    // A result that the program does not fetch ends with the identifier.
+    assert_eq!(resolve(c"127.0.41.31", &hints(NUMERICHOST)), 0);
+    assert_eq!(next(channel), (event::ADDRINFO_RESOLVED, id, 0));
+    destroy_all([id]);
+    is_empty(channel);
+    call!(channel::destroy(channel));
+}
+
+#[test]
+fn a_synchronous_identifier_waits_for_its_name() {
+    configure();
+    let id = new_id(ptr::null_mut(), port_space::TCP);
+    let (node, service) = (c"127.0.41.31".as_ptr(), ptr::null());
+    assert_eq!(
+        call!(lookup::resolve_addrinfo(id, node, service, ptr::null())),
+        0
+    );
+    let mut found = ptr::null_mut();
+    assert_eq!(call!(lookup::query_addrinfo(id, &raw mut found)), 0);
+    call!(info::free(found));
+    destroy_all([id]);
+}
+
+#[test]
+fn an_event_of_the_program_wakes_its_channel() {
+    configure();
+    let channel = channel::create();
+    let id = new_id(channel, port_space::TCP);
+    refused(
+        call!(lookup::write_event(id, event::ESTABLISHED, 0, 0)),
+        libc::EINVAL,
+    );
+    assert_eq!(call!(lookup::write_event(id, event::USER, -5, u64::MAX)), 0);
+    let fetched = fetch(channel);
+    let told = call!(((*fetched).event, (*fetched).status, (*fetched).param.arg));
+    assert_eq!(told, (event::USER, -5, u64::MAX));
+    assert_eq!(call!(channel::ack_event(fetched)), 0);
+    // Those that were not fetched end with the identifier.
+    assert_eq!(call!(lookup::write_event(id, event::USER, 0, 1)), 0);
+    destroy_all([id]);
+    is_empty(channel);
+    call!(channel::destroy(channel));
 }

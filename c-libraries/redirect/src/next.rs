@@ -7,13 +7,22 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The C library's function of this name, which the function of this library interposes. It is looked up when first needed.
 pub(crate) struct Next {
     name: &'static CStr,
+    /// The version by which `libibverbs.so.1` interposes the function too, where it does. That version is no default one, so
+    /// that a look-up without it would pass that library over.
+    version: Option<&'static CStr>,
     found: AtomicPtr<c_void>,
 }
 
 impl Next {
     pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self::with_version(name, None)
+    }
+
+    /// Prefers the function of this version to the default one.
+    pub(crate) const fn with_version(name: &'static CStr, version: Option<&'static CStr>) -> Self {
         Self {
             name,
+            version,
             found: AtomicPtr::new(ptr::null_mut()),
         }
     }
@@ -23,19 +32,32 @@ impl Next {
         if !known.is_null() {
             return known;
         }
-        // SAFETY: the name is a text.
-        let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let mut found = self
+            .version
+            .map_or(ptr::null_mut(), |of| self.versioned(of));
+        if found.is_null() {
+            // SAFETY: the name is a text.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        }
         if found.is_null() {
             // Only old programs have it, or only libraries that are loaded here.
-            // SAFETY: as above.
-            found = unsafe {
-                libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr())
-            };
+            found = self.versioned(FIRST_VERSION);
         }
         self.found.store(found, Ordering::Relaxed);
         found
     }
+
+    fn versioned(&self, version: &CStr) -> *mut c_void {
+        // SAFETY: both are texts.
+        unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) }
+    }
 }
+
+/// The first version of the C library on this processor, which most of its functions have.
+pub(crate) const FIRST_VERSION: &CStr = match cfg!(target_arch = "aarch64") {
+    true => c"GLIBC_2.17",
+    false => c"GLIBC_2.2.5",
+};
 
 /// The C string of a literal that ends with a zero byte.
 pub(crate) const fn text(with_zero: &'static str) -> &'static CStr {

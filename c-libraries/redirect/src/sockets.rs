@@ -12,7 +12,7 @@ use libc::{
     socklen_t, timespec, timeval,
 };
 
-use crate::next::{Next, call, text};
+use crate::next::{FIRST_VERSION, Next, call, text};
 use crate::paths::Room;
 
 const LIBRARY: &[u8] = b"libpolyverbs_rds_sockets.so";
@@ -64,15 +64,32 @@ impl Function {
     }
 }
 
+const DUP3_VERSION: &CStr = match cfg!(target_arch = "aarch64") {
+    true => FIRST_VERSION,
+    false => c"GLIBC_2.9",
+};
+
+macro_rules! version {
+    () => {
+        None
+    };
+    ($version:expr) => {
+        Some($version)
+    };
+}
+
 macro_rules! table {
-    ($($name:ident)*) => {
+    ($($name:ident $(@ $version:expr)?),* $(,)?) => {
         // The names are those of the C functions.
         #[allow(non_upper_case_globals)]
         mod function {
-            use super::{AtomicPtr, Function, Next, ptr, text};
+            use super::{AtomicPtr, DUP3_VERSION, FIRST_VERSION, Function, Next, ptr, text};
 
             $(pub(super) static $name: Function = Function {
-                next: Next::new(text(concat!(stringify!($name), "\0"))),
+                next: Next::with_version(
+                    text(concat!(stringify!($name), "\0")),
+                    version!($($version)?),
+                ),
                 ours: AtomicPtr::new(ptr::null_mut()),
                 ours_name: text(concat!("polyverbs_rds_", stringify!($name), "\0")),
             };)*
@@ -81,11 +98,14 @@ macro_rules! table {
     };
 }
 
+// The versions are those by which `libibverbs.so.1` interposes functions too: it keeps the descriptors of open devices.
 table! {
-    accept accept4 bind close close_range closefrom connect dup dup2 dup3 fcntl fcntl64 getpeername getsockname getsockopt ioctl
-    listen read readv recv recvfrom recvmmsg recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown write
-    writev __read_chk __recv_chk __recvfrom_chk socket fclose
-    epoll_pwait epoll_pwait2 epoll_wait poll ppoll pselect select __poll_chk __ppoll_chk
+    accept, accept4, bind, close @ FIRST_VERSION, close_range @ c"GLIBC_2.34",
+    closefrom @ c"GLIBC_2.34", connect, dup, dup2 @ FIRST_VERSION, dup3 @ DUP3_VERSION, fcntl,
+    fcntl64, getpeername, getsockname, getsockopt, ioctl, listen, read, readv, recv, recvfrom,
+    recvmmsg, recvmsg, send, sendfile, sendfile64, sendmmsg, sendmsg, sendto, setsockopt, shutdown,
+    write, writev, __read_chk, __recv_chk, __recvfrom_chk, socket, fclose, epoll_pwait,
+    epoll_pwait2, epoll_wait, poll, ppoll, pselect, select, __poll_chk, __ppoll_chk,
 }
 
 // Defines interposed functions whose first argument is a descriptor. Functions that C declares with `...` take the argument

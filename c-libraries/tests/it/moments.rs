@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use crate::program::{compile, must_print};
+use crate::program::{compile, must_print, must_print_with_preload};
 
 /// No other test uses this address.
 const DEVICES: &str = r#"
@@ -20,12 +20,9 @@ fn all_is_well(part: &str) {
     // One part tests the trace, and the others work with it too.
     let trace = program.with_file_name(format!("{part}.trace"));
     let devices = format!("trace = {trace:?}\n{DEVICES}");
-    must_print(
-        program,
-        &[part, trace.to_str().unwrap()],
-        &devices,
-        "all well\n",
-    );
+    let arguments = [part, trace.to_str().unwrap()];
+    must_print(program, &arguments, &devices, "all well\n");
+    must_print_with_preload(program, &arguments, &devices, "all well\n");
 }
 
 #[test]

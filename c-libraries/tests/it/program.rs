@@ -25,7 +25,38 @@ pub(crate) fn compile(name: &str) -> PathBuf {
 /// Runs a program with these devices. It must succeed and print exactly `text`. Returns its standard error.
 #[track_caller]
 pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text: &str) -> String {
-    let ran = Command::new(program)
+    command_must_print(
+        &mut Command::new(program),
+        program,
+        arguments,
+        devices,
+        text,
+    )
+}
+
+/// Runs a program as [`must_print`] does, with the library that `polyverbs run` preloads.
+#[track_caller]
+pub(crate) fn must_print_with_preload(
+    program: &Path,
+    arguments: &[&str],
+    devices: &str,
+    text: &str,
+) -> String {
+    let redirect = test_kit::libraries::built().with_file_name("libpolyverbs_redirect.so");
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", redirect);
+    command_must_print(&mut command, program, arguments, devices, text)
+}
+
+#[track_caller]
+fn command_must_print(
+    command: &mut Command,
+    program: &Path,
+    arguments: &[&str],
+    devices: &str,
+    text: &str,
+) -> String {
+    let ran = command
         .args(arguments)
         .env("LD_LIBRARY_PATH", program.parent().unwrap())
         .env("POLYVERBS_CONFIG", devices)

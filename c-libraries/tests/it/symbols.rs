@@ -1,5 +1,6 @@
-//! The symbols of the library, each with its version, are those of Debian's three libraries, and those that later
-//! programs import: the provider libraries with which perftest of Debian 13 is linked, and infiniband-diags.
+//! The symbols of the library, each with its version, are those of Debian 12's three libraries, those that later programs
+//! import (the provider libraries with which perftest of Debian 13 is linked, and infiniband-diags), and those that
+//! rdma-core 65 adds.
 
 use std::collections::BTreeSet;
 
@@ -40,6 +41,7 @@ pub(crate) fn every_symbol() -> String {
         include_str!("../../symbols/libibverbs.txt"),
         include_str!("../../symbols/librdmacm.txt"),
         include_str!("../../symbols/later.txt"),
+        include_str!("../../symbols/rdma-core-65.txt"),
     ]
     .concat()
 }
@@ -49,7 +51,7 @@ fn every_symbol_has_the_version_that_programs_ask_for() {
     let exported = exported(&std::fs::read(test_kit::libraries::built()).unwrap());
     let every = every_symbol() + include_str!("../../symbols/libibumad.txt");
     let mut wanted: BTreeSet<String> = every.lines().map(str::to_owned).collect();
-    assert_eq!(wanted.len(), 291);
+    assert_eq!(wanted.len(), 291 + 117);
     // Functions that replace the C library's in programs that are linked already, and three for the library that
     // `polyverbs run` preloads.
     let interposed = [

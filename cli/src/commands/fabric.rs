@@ -1,11 +1,11 @@
 //! `polyverbs fabric`: holds an emulated InfiniBand fabric for the programs of this machine, and shows it.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use polyverbs_fabric::FabricName;
 use polyverbs_fabric::client::{self, Connection, Querier};
 use polyverbs_fabric::process::Process;
@@ -157,10 +157,15 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let cannot = || format!("cannot read {}", file.display());
     let text = fs::read_to_string(file).with_context(cannot)?;
     let topology = text.parse::<Topology>();
-    let topology = topology.map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))?;
+    let topology = topology.map_err(|error| anyhow!("{}:{error}", file.display()))?;
     let name = arguments.socket.name();
     let process = Process::new(&topology, name.clone());
-    let process = process.with_context(|| format!("cannot take the name {name}"))?;
+    let process = process.map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            anyhow!("another process has the name {name}: choose one with --socket")
+        }
+        _ => anyhow::Error::new(error).context(format!("cannot take the name {name}")),
+    })?;
     say!("{} nodes at {name}", topology.nodes.len())?;
     process.run(None)?;
     Ok(())

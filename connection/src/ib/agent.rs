@@ -11,7 +11,7 @@ use polyverbs_wire::mad::rdma_cm::service_id;
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink,
-    PrivateDataLimits, Question, Refusal, Sink, Token, ping_by_question,
+    PrivateDataLimits, Question, Refusal, Sink, Token, UNUSED_SERVICE_PORT, ping_answer,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::provider::{Mutex, random};
@@ -22,8 +22,8 @@ use verbs_api::{
 };
 
 use super::types::{
-    CmError, CommId, Event, ListenerId, Path, Rejection, Reply, Request, Requested, Resolution,
-    Transport,
+    CmError, CommId, Event, Inquiry, ListenerId, Path, Rejection, Reply, Request, Requested,
+    Resolution, Transport,
 };
 use super::{Manager, ManagerOptions};
 use super::{liveness, private};
@@ -505,29 +505,13 @@ impl Backend for Agent {
         private_data: Vec<u8>,
         sink: Arc<dyn AnswerSink>,
     ) -> Result<(), ConnectError> {
-        let port = self.device.port()?;
-        let own = port.address();
-        self.device.with(&*port, |state, now| {
-            let source = SocketAddr::new(own, state.ephemeral_port());
-            let data = private::with_addresses(private::SIDR_REQ, source, to, &private_data);
-            let data = data.map_err(|_| ConnectError::Unreachable(to))?;
-            let path = Path {
-                packet_life_time: PACKET_LIFE_TIME,
-                ..Path::new(LinkAddress::Ip(to.ip()), own.into(), to.ip().into())
-            };
-            let service_id = service_id(self.space.datagrams(), to.port());
-            let asked =
-                state
-                    .manager
-                    .resolve(now, service_id, path, RESPONSE_TIMEOUT, RETRIES, &data);
-            let id = asked.map_err(|_| VerbError::Resources("connections of the device"))?;
-            state.ends.insert(id, End::Asking(to.ip(), sink));
-            Ok(())
-        })
+        self.inquire(to, &private_data, true, sink)
     }
 
     fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
-        ping_by_question(self, to, sink)
+        // The refusal is the answer: repeating the question would only delay it.
+        let unused = SocketAddr::new(to.ip(), UNUSED_SERVICE_PORT);
+        self.inquire(unused, &[], false, ping_answer(sink))
     }
 
     fn answer(&self, token: Token, answer: Answer) -> Result<(), ConnectError> {
@@ -669,6 +653,40 @@ impl Backend for Agent {
 }
 
 impl Agent {
+    /// Asks a peer to resolve a datagram service, and repeats that for a while if no program listens there and
+    /// `awaits_listener` is set.
+    fn inquire(
+        &self,
+        to: SocketAddr,
+        private_data: &[u8],
+        awaits_listener: bool,
+        sink: Arc<dyn AnswerSink>,
+    ) -> Result<(), ConnectError> {
+        let port = self.device.port()?;
+        let own = port.address();
+        self.device.with(&*port, |state, now| {
+            let source = SocketAddr::new(own, state.ephemeral_port());
+            let data = private::with_addresses(private::SIDR_REQ, source, to, private_data);
+            let data = data.map_err(|_| ConnectError::Unreachable(to))?;
+            let path = Path {
+                packet_life_time: PACKET_LIFE_TIME,
+                ..Path::new(LinkAddress::Ip(to.ip()), own.into(), to.ip().into())
+            };
+            let inquiry = Inquiry {
+                service_id: service_id(self.space.datagrams(), to.port()),
+                path,
+                response_timeout: RESPONSE_TIMEOUT,
+                max_cm_retries: RETRIES,
+                awaits_listener,
+                private_data: &data,
+            };
+            let asked = state.manager.resolve(now, &inquiry);
+            let id = asked.map_err(|_| VerbError::Resources("connections of the device"))?;
+            state.ends.insert(id, End::Asking(to.ip(), sink));
+            Ok(())
+        })
+    }
+
     /// Sends the answer to a peer's request to resolve a datagram service.
     fn resolved(&self, token: Token, resolution: &Resolution<'_>) -> Result<(), ConnectError> {
         let port = self.device.port()?;

@@ -11,7 +11,7 @@ use super::manager::Manager;
 use super::private;
 use super::time;
 use super::types::{
-    CmError, CommId, Event, Path, Rejection, Reply, Request, Resolution, State, Transport,
+    CmError, CommId, Event, Inquiry, Rejection, Reply, Request, Resolution, State, Transport,
 };
 
 impl Manager {
@@ -337,24 +337,19 @@ impl Manager {
         }
     }
 
-    /// Asks a peer for the datagram queue pair of a service: sends a SIDR_REQ. The answer may take 4.096 µs x
-    /// 2^`response_timeout`.
+    /// Asks a peer for the datagram queue pair of a service: sends a SIDR_REQ.
     ///
     /// # Errors
     /// The private data is too long, or there is no room for another resolution.
-    pub fn resolve(
-        &mut self,
-        now: Time,
-        service_id: u64,
-        path: Path,
-        response_timeout: u8,
-        max_cm_retries: u8,
-        private_data: &[u8],
-    ) -> Result<CommId, CmError> {
-        fits(private_data, private::SIDR_REQ)?;
+    pub fn resolve(&mut self, now: Time, inquiry: &Inquiry<'_>) -> Result<CommId, CmError> {
+        fits(inquiry.private_data, private::SIDR_REQ)?;
+        let Inquiry {
+            service_id, path, ..
+        } = *inquiry;
         let connection = Connection {
-            response: self.response_time(response_timeout, path.packet_life_time),
-            max_cm_retries: max_cm_retries.min(15),
+            response: self.response_time(inquiry.response_timeout, path.packet_life_time),
+            max_cm_retries: inquiry.max_cm_retries.min(15),
+            awaits_listener: inquiry.awaits_listener,
             ..Connection::new(State::SidrReqSent, path, service_id)
         };
         let id = self.add_own(connection)?;
@@ -366,7 +361,7 @@ impl Manager {
             request_id: id,
             p_key: path.p_key,
             service_id,
-            private_data: Octets::padded(private_data).unwrap_or_default(),
+            private_data: Octets::padded(inquiry.private_data).unwrap_or_default(),
             ..SidrReq::default()
         };
         self.send_until_answered(now, id, message.into());

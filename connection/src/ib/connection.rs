@@ -55,7 +55,9 @@ pub(super) struct Connection {
     pub(super) due: Option<Time>,
     /// When this side gives up, whatever timeouts and retries the peer asks for.
     pub(super) patient_until: Time,
-    /// Until this time a REQ is repeated that the peer refused because no program listens.
+    /// Whether a REQ or SIDR_REQ is repeated that the peer refused because no program listens.
+    pub(super) awaits_listener: bool,
+    /// Until this time it is repeated.
     pub(super) listens_by: Time,
     /// Whether the next repetition uses up no retry, because the peer refused the message or the message was not sent.
     pub(super) keeps_retries: bool,
@@ -90,6 +92,7 @@ impl Connection {
             answer: None,
             due: None,
             patient_until: Time::default(),
+            awaits_listener: true,
             listens_by: Time::default(),
             keeps_retries: false,
         }

@@ -340,14 +340,14 @@ impl Manager {
         self.wake(id, due);
     }
 
-    /// Schedules another repetition of a REQ that the peer refused because no program listens; returns `false` if that has
-    /// been tried for long enough.
+    /// Schedules another repetition of a REQ or SIDR_REQ that the peer refused because no program listens; returns `false` if
+    /// that is not wanted, or has been tried for long enough.
     pub(super) fn ask_again(&mut self, now: Time, id: u32) -> bool {
         let at = now.after(AGAIN);
         let Some(connection) = self.connections.get_mut(&id) else {
             return false;
         };
-        if at > connection.listens_by {
+        if !connection.awaits_listener || at > connection.listens_by {
             return false;
         }
         connection.keeps_retries = true;
@@ -482,7 +482,7 @@ pub(super) fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
     }
 }
 
-/// How long a REQ is repeated to a peer on which no program listens: a server may report to its client that it is ready,
+/// How long a REQ or SIDR_REQ is repeated to a peer on which no program listens: a server may report to its client that it is ready,
 /// lose the processor, and listen only then.
 const LISTENS_BY: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_millis(5);

@@ -18,6 +18,8 @@ use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, State, T
 
 /// The status of an APR where alternate paths are not supported (IBTA 12.8.2).
 const ALTERNATE_PATHS_UNSUPPORTED: u8 = 2;
+/// The status of a SIDR_REP where no program listens (IBTA 12.11.2).
+const SERVICE_UNSUPPORTED: u8 = 1;
 /// The time, as a code, that an MRA asks the peer to wait when the program has not answered a repeated REQ: 4.3 s.
 const SERVICE_TIMEOUT: u8 = 20;
 /// The largest number of times that a REP is repeated, whatever the peer asks for.
@@ -52,7 +54,7 @@ impl Manager {
             Message::Dreq(dreq) => self.on_dreq(from, dreq),
             Message::Drep(drep) => self.on_drep(now, from, drep),
             Message::SidrReq(question) => self.on_sidr_req(now, from, question),
-            Message::SidrRep(answer) => self.on_sidr_rep(from, answer),
+            Message::SidrRep(answer) => self.on_sidr_rep(now, from, answer),
             Message::Lap(lap) => self.on_lap(from, lap),
             Message::Apr(_) => self.counts.stray += 1,
         }
@@ -608,13 +610,16 @@ impl Manager {
         });
     }
 
-    fn on_sidr_rep(&mut self, from: Sender, answer: &SidrRep) {
+    fn on_sidr_rep(&mut self, now: Time, from: Sender, answer: &SidrRep) {
         let id = answer.request_id;
         let Some(connection) = self.find(from, id, 0) else {
             return;
         };
         if connection.state != State::SidrReqSent || connection.service_id != answer.service_id {
             self.counts.stray += 1;
+            return;
+        }
+        if answer.status == SERVICE_UNSUPPORTED && self.ask_again(now, id) {
             return;
         }
         self.forget(id);

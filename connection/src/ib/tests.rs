@@ -43,6 +43,17 @@ fn path_from(end: usize) -> Path {
     Path::new(address(1 - end), gid(end), gid(1 - end))
 }
 
+fn inquiry(service_id: u64) -> Inquiry<'static> {
+    Inquiry {
+        service_id,
+        path: path_from(NEAR),
+        response_timeout: 20,
+        max_cm_retries: 3,
+        awaits_listener: true,
+        private_data: b"",
+    }
+}
+
 fn request<'a>(qpn: u32) -> Request<'a> {
     Request {
         responder_resources: 4,
@@ -226,9 +237,8 @@ impl Pair {
     }
 
     fn asking(&mut self, state: State) -> (usize, CommId, CommId) {
-        let path = path_from(NEAR);
         let near = self.ends[NEAR]
-            .resolve(self.now, SERVICE, path, 20, 3, b"")
+            .resolve(self.now, &inquiry(SERVICE))
             .unwrap();
         self.settle();
         let Some(Event::ResolutionRequested { id, .. }) = self.events(FAR).pop() else {

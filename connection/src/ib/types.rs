@@ -269,6 +269,23 @@ pub struct Rejection<'a> {
     pub private_data: &'a [u8],
 }
 
+/// The contents of a SIDR_REQ to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Inquiry<'a> {
+    /// The ID of the service to resolve.
+    pub service_id: u64,
+    /// The path to the peer.
+    pub path: Path,
+    /// How long the peer may take to answer: 4.096 µs × 2^n; 5 bits.
+    pub response_timeout: u8,
+    /// How often the SIDR_REQ is repeated without an answer; 4 bits.
+    pub max_cm_retries: u8,
+    /// Whether the SIDR_REQ is repeated for a while to a peer that says that no program listens yet.
+    pub awaits_listener: bool,
+    /// The private data of the program, up to 216 bytes.
+    pub private_data: &'a [u8],
+}
+
 /// The contents of a SIDR_REP to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Resolution<'a> {

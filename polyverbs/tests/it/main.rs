@@ -1,6 +1,7 @@
 //! The facade and its examples.
 
 mod connecting;
+mod counters;
 mod glob_import;
 mod key_value;
 mod limits;

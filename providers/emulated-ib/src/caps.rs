@@ -10,6 +10,7 @@ use verbs_api::{
 /// Returns the attributes of the device. The emulations of extensions add their features later.
 pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceAttributes {
     let mut features = Features::SRQ
+        | Features::COMPLETION_COUNTERS
         | Features::MULTICAST
         | Features::WINDOW_1
         | Features::ATOMIC_WRITE

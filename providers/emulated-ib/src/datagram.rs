@@ -19,7 +19,7 @@ use verbs_api::{
     WcStatus,
     completion::{WcFlags, WcOpcode},
     event::EventType,
-    ids::{Gid, LinkAddress},
+    ids::LinkAddress,
     wr::SendFlags,
 };
 
@@ -52,8 +52,9 @@ pub fn send(
     } else {
         qkey
     };
-    let group = path.dgid.group_address().map(Gid::from);
-    let group = group.filter(|_| dest_qp == MULTICAST_QP);
+    let is_multicast = dest_qp == MULTICAST_QP;
+    let group = is_multicast.then(|| qp.device.carried_group(path.dgid));
+    let group = group.flatten();
     let body = Body::Datagram(qkey, extra, group);
     let header = Header {
         solicited: request.flags.contains(SendFlags::SOLICITED),

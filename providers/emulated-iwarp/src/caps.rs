@@ -2,7 +2,7 @@
 
 use polyverbs_engine::claims;
 use verbs_api::{
-    Transport,
+    Features, Transport,
     capability::{
         BaselineGaps, DeviceAttributes, GidEntry, GidType, Limits, PortAttributes, PortCaps,
     },
@@ -28,6 +28,7 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         ..PortAttributes::new(1, PortCaps::IWARP, address)
     };
     DeviceAttributes {
+        features: Features::SRQ | Features::COMPLETION_COUNTERS,
         gaps: GAPS,
         // A read has one sink (RFC 5040 section 4.4). Without datagrams there are no address handles and no multicast
         // groups.

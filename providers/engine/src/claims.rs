@@ -33,6 +33,7 @@ pub const LIMITS: Limits = Limits {
     page_size_cap: 0xffff_ffff_ffff_f000,
     max_mcast_grp: 1 << 12,
     max_mcast_qp_attach: 1 << 12,
+    max_comp_cntr: 1 << 16,
     phys_port_cnt: 1,
     local_ca_ack_delay: 0,
 };
@@ -67,14 +68,17 @@ pub fn attributes(
 }
 
 /// Checks that a device with the address `own` can reach the remote address of `path`: both are in-process addresses, or
-/// both are IP addresses of one family.
+/// both are IP addresses, of one family unless the remote one is that of a multicast group.
 ///
 /// # Errors
 /// The two addresses are of different kinds or families.
 pub fn check_reach(own: LinkAddress, path: &AddressVector) -> Result<(), VerbError> {
     let reaches = match (own, path.address) {
         (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,
-        (LinkAddress::Ip(own), LinkAddress::Ip(other)) => own.is_ipv4() == other.is_ipv4(),
+        // The link carries groups of both families.
+        (LinkAddress::Ip(own), LinkAddress::Ip(other)) => {
+            other.is_multicast() || own.is_ipv4() == other.is_ipv4()
+        }
         _ => false,
     };
     if reaches {

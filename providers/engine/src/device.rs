@@ -295,8 +295,13 @@ impl<D: Driver> Device<D> {
 
     /// Returns the sum of the counters of all queue pairs that the device has or had.
     pub(crate) fn counters(&self) -> QpCounters {
-        let mut all = *self.retired.lock();
-        for qp in self.qps.all() {
+        // The pin ends after the lock, as pins do.
+        let _pin = pin();
+        let (mut all, live) = {
+            let retired = self.retired.lock();
+            (*retired, self.qps.all())
+        };
+        for qp in live {
             all.add(&qp.counters());
         }
         all
@@ -355,24 +360,41 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
-        if self.qps.remove(qp.qpn) {
-            self.retired.lock().add(&qp.counters());
+        let removed = {
+            // Whoever sums the counters finds this queue pair among the live ones or among the retired ones.
+            let mut retired = self.retired.lock();
+            let removed = self.qps.remove(qp.qpn);
+            if removed.is_some() {
+                retired.add(&qp.counters());
+            }
+            removed
+        };
+        if let Some(removed) = removed {
+            drop(removed);
             self.driver.free_qpn(&self.qpns, qp.qpn);
             self.queue_pairs.give_back();
         }
     }
 
-    /// Returns the identifier under which the device stores the members of a multicast group: that of its IP address. The
-    /// program may name the group by another identifier.
-    fn named(group: Gid) -> Result<Gid, VerbError> {
-        let address = group.group_address();
-        address
-            .map(Gid::from)
+    /// Returns the identifier under which the device stores the members of a multicast group, and by which frames name it:
+    /// that of the IP address by which the network carries it. `None` if `group` is no group. The program may name the group
+    /// by another identifier.
+    pub fn carried_group(&self, group: Gid) -> Option<Gid> {
+        let address = group.group_address()?;
+        let link = self.network.link();
+        Some(
+            link.map_or(address, |link| link.group_address(address))
+                .into(),
+        )
+    }
+
+    fn named(&self, group: Gid) -> Result<Gid, VerbError> {
+        self.carried_group(group)
             .ok_or_else(|| VerbError::argument("gid", "is no multicast group"))
     }
 
     pub(crate) fn join_group(&self, group: Gid, qp: &QpRef<D>) -> Result<(), VerbError> {
-        let group = Self::named(group)?;
+        let group = self.named(group)?;
         if qp.qp_type != QpType::Ud {
             let reason = "only UD queue pairs join multicast groups";
             return Err(VerbError::argument("qp", reason));
@@ -398,7 +420,7 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn leave_group(&self, group: Gid, qpn: u32) -> Result<(), VerbError> {
-        let group = Self::named(group)?;
+        let group = self.named(group)?;
         let mut groups = self.groups.lock();
         let attached = groups.get_mut(&group).and_then(|members| {
             let index = members.iter().position(|member| member.qpn == qpn)?;
@@ -447,6 +469,15 @@ impl<D: Driver> Device<D> {
     /// Returns whether the physical link of the port is up, so that subnet management passes whatever the state of the port.
     pub fn is_link_up(&self) -> bool {
         self.attributes.lock().ports[0].phys_state == PhysState::LinkUp
+    }
+
+    /// Sets the speed of the port that its attributes report, in Mb/s, and reports a change to the programs. Frames are not delayed
+    /// for it.
+    pub fn set_port_speed(&self, speed: u64) {
+        let before = std::mem::replace(&mut self.attributes.lock().ports[0].speed, speed);
+        if before != speed {
+            self.tell(EventType::DeviceSpeedChange, EventSubject::Device);
+        }
     }
 
     /// Returns whether the port is active and so carries frames.

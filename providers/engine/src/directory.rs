@@ -42,17 +42,13 @@ impl<T: Send + Sync + 'static> Directory<T> {
         let branches = self.0[root].get_or_init(node);
         let slot = &branches[branch].get_or_init(Leaf::default).0[leaf];
         let value = Arc::into_raw(Arc::clone(value.owner()));
-        give_up(slot.swap(value.cast_mut(), Ordering::AcqRel));
+        drop(Removed::new(slot.swap(value.cast_mut(), Ordering::AcqRel)));
     }
 
-    /// Removes the value of a number, and releases it when all pins of that time have ended. Returns whether there was one.
-    /// The caller holds no lock.
-    pub(crate) fn remove(&self, number: u32) -> bool {
+    /// Removes the value of a number; `None` if there is none.
+    pub(crate) fn remove(&self, number: u32) -> Option<Removed<T>> {
         let nobody = std::ptr::null_mut();
-        let found = self
-            .slot(number)
-            .map(|slot| slot.swap(nobody, Ordering::AcqRel));
-        give_up(found.unwrap_or(nobody))
+        Removed::new(self.slot(number)?.swap(nobody, Ordering::AcqRel))
     }
 
     /// Returns the value of a number, which stays alive as long as the pin; `None` if there is none.
@@ -84,6 +80,27 @@ impl<T: Send + Sync + 'static> Directory<T> {
     fn slot(&self, number: u32) -> Option<&AtomicPtr<Pooled<T>>> {
         let [root, branch, leaf] = path(number)?;
         Some(&self.0[root].get()?[branch].get()?.0[leaf])
+    }
+}
+
+/// A value that was removed. Drop it with no lock held: it is released then, or when all pins of that time have ended.
+#[must_use]
+pub(crate) struct Removed<T: Send + Sync + 'static>(Option<Arc<Pooled<T>>>);
+
+impl<T: Send + Sync + 'static> Removed<T> {
+    // `value` is null or a reference that a leaf had and no longer has.
+    fn new(value: *mut Pooled<T>) -> Option<Self> {
+        let value = std::ptr::NonNull::new(value)?.as_ptr().cast_const();
+        // SAFETY: no leaf has this reference any longer, so it is this one's.
+        Some(Self(Some(unsafe { Arc::from_raw(value) })))
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Removed<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.0.take() {
+            pin::after_grace(move || drop(value));
+        }
     }
 }
 
@@ -128,17 +145,6 @@ fn keep<T>(value: &Pooled<T>) -> PoolRef<T> {
         Arc::from_raw(value)
     };
     PoolRef::from(owner)
-}
-
-// Releases the reference that a leaf had. Returns whether it had one.
-fn give_up<T: Send + Sync + 'static>(value: *mut Pooled<T>) -> bool {
-    if value.is_null() {
-        return false;
-    }
-    // SAFETY: this is a reference that a leaf had and no longer has.
-    let value = unsafe { Arc::from_raw(value.cast_const()) };
-    pin::after_grace(move || drop(value));
-    true
 }
 
 /// The number of children of each node: one for each value of a byte.
@@ -189,7 +195,7 @@ mod tests {
         };
         let pinned = pin();
         let value = directory.get(9, &pinned).unwrap();
-        assert!(directory.remove(9) && !directory.remove(9));
+        assert!(directory.remove(9).is_some() && directory.remove(9).is_none());
         assert!(directory.get(9, &pinned).is_none());
         assert_eq!(**value, 7);
         drop(pinned);
@@ -247,7 +253,7 @@ mod tests {
                 let value = pool.make(|_| Live(Arc::clone(&dropped), AtomicBool::new(true)));
                 directory.insert(3, &value);
                 drop(value);
-                directory.remove(3);
+                drop(directory.remove(3));
             }
             over.store(true, Ordering::Relaxed);
         });

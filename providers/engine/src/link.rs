@@ -1,5 +1,6 @@
 //! Links carry frames between the devices of a network.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use verbs_api::{
@@ -180,6 +181,12 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         if let Some(link) = self.inner() {
             link.drain();
         }
+    }
+
+    /// Returns the IP address by which the link carries the frames of a multicast group. By default it carries groups of each
+    /// family.
+    fn group_address(&self, group: IpAddr) -> IpAddr {
+        self.inner().map_or(group, |link| link.group_address(group))
     }
 
     /// Makes the link receive frames for this multicast group from now on. By default a link receives the frames of all

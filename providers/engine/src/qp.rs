@@ -5,13 +5,13 @@
 //! responder, completion queue, at most one of each. An action that needs another order is an [effect](crate::effects) and
 //! happens with no lock held.
 
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Gid;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::{EventSink, QpInit};
+use verbs_api::provider::{AttachedCounts, EventSink, QpInit};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpType};
 
 use crate::cq::Cq;
@@ -50,8 +50,8 @@ pub struct Qp<D: Driver> {
     state: AtomicU8,
     sq_sig_all: bool,
     is_direct: bool,
-    // An observer sees the completions, so neither side uses `Driver::express`.
-    is_watched: bool,
+    // An observer or a counter sees the completions, so neither side uses `Driver::express`. It is set before traffic begins.
+    is_watched: AtomicBool,
     /// Whether its requests name the shared receive queue for which they are meant.
     pub carries_srqn: bool,
     /// The service type.
@@ -91,6 +91,8 @@ struct Cold<D: Driver> {
     reserved_wr: u32,
     me: PoolWeak<Qp<D>>,
     id: ObjectId,
+    // Counters of completions: each counts operations that no other does.
+    counts: Mutex<Vec<AttachedCounts>>,
     changing: Mutex<Changing>,
     events: Arc<dyn EventSink>,
 }
@@ -130,7 +132,7 @@ impl<D: Driver> Qp<D> {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
-            is_watched: is_traced || is_observed,
+            is_watched: AtomicBool::new(is_traced || is_observed),
             carries_srqn,
             qp_type: init.qp_type,
             qpn,
@@ -157,6 +159,7 @@ impl<D: Driver> Qp<D> {
                 reserved_wr: init.reserved_wr,
                 me,
                 id: init.id,
+                counts: Mutex::new(Vec::new()),
                 changing: Mutex::new(Changing {
                     attributes: QpAttributes::new(),
                     groups: Vec::new(),
@@ -185,6 +188,11 @@ impl<D: Driver> Qp<D> {
     fn actions(&self) -> Weak<dyn QpActions> {
         let me: Weak<Pooled<Self>> = self.cold.me.owner().clone();
         me
+    }
+
+    #[inline]
+    fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Relaxed)
     }
 
     /// Locks the sending half.

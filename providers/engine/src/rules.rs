@@ -68,6 +68,8 @@ rules! {
     ResizeFits = "resize-fits",
     /// If broken, no event reports that a shared receive queue has reached its limit.
     SrqLimitEvent = "srq-limit-event",
+    /// If broken, completion counters count requests that fail as successes.
+    CountedApart = "counted-apart",
     /// If broken, a datagram to a multicast group reaches the members of all groups.
     GroupMembersOnly = "group-members-only",
     /// If broken, an atomic write to a misaligned address writes to the aligned address before it.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, iter};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::fcntl_dupfd_cloexec;
 use verbs_api::provider::ForkLock;
 
 /// An open descriptor that a child of a fork replaces by an unused event descriptor, so that the child does not keep the
@@ -115,9 +116,11 @@ static OPEN: ForkLock<Open> = ForkLock::with_change(
 impl Open {
     fn add(&mut self, descriptor: OwnedFd) -> Unshared {
         if self.nothing.is_none() {
-            self.nothing = eventfd(0, EventfdFlags::CLOEXEC).ok();
+            let nothing = eventfd(0, EventfdFlags::CLOEXEC).ok();
+            self.nothing = nothing.map(above_standard);
             self.nothing.as_ref().map(mark);
         }
+        let descriptor = above_standard(descriptor);
         mark(&descriptor);
         self.count += 1;
         Unshared(ManuallyDrop::new(descriptor))
@@ -130,6 +133,16 @@ impl Open {
             drop(self.nothing.take().inspect(clear));
         }
     }
+}
+
+// A program that has closed its standard streams replaces them later by `dup2`, which must not hit a descriptor of a device,
+// and what it prints meanwhile must not go to a socket of a device. Keeps the number if the process has no other left.
+fn above_standard(descriptor: OwnedFd) -> OwnedFd {
+    const FIRST: RawFd = 3;
+    if descriptor.as_raw_fd() >= FIRST {
+        return descriptor;
+    }
+    fcntl_dupfd_cloexec(&descriptor, FIRST).unwrap_or(descriptor)
 }
 
 fn mark(descriptor: &OwnedFd) {
@@ -206,6 +219,16 @@ pub(crate) mod tests {
         let all = parts(0..=u32::MAX);
         assert_eq!(all.last().unwrap().end(), &u32::MAX);
         assert!(all.iter().all(|part| !part.contains(&number)));
+    }
+
+    #[test]
+    fn no_descriptor_takes_the_place_of_a_standard_stream() {
+        assert!(in_a_child(|| {
+            // SAFETY: nothing in the child uses the standard streams.
+            let closed = (0..3).all(|stream| unsafe { libc::close(stream) } == 0);
+            let all = [made(), made(), made(), made()];
+            closed && all.iter().all(|one| one.as_fd().as_raw_fd() >= 3)
+        }));
     }
 
     // A child that had the socket would keep the address taken.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::sockets::{
-    FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
+    FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, in_family_of, interface_mtu, join_group,
 };
 use crate::{
     HandError, IoHandler, Lease, Put, QpnRange, Reactor, Readers, Record, RecordMeta, Service,
@@ -796,6 +796,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn input(&self) -> Option<&dyn Input> {
         Some(&*self.reactor)
+    }
+
+    fn group_address(&self, group: IpAddr) -> IpAddr {
+        in_family_of(group, self.lease.address())
     }
 
     fn join(&self, group: Gid) -> Result<(), VerbError> {

@@ -229,6 +229,7 @@ fn limits(
         page_size_cap: said.page_size_cap,
         max_mcast_grp: number(said.max_mcast_grp),
         max_mcast_qp_attach: number(said.max_mcast_qp_attach),
+        max_comp_cntr: 0,
         phys_port_cnt: said.phys_port_cnt,
         local_ca_ack_delay: said.local_ca_ack_delay,
     })

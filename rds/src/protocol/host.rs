@@ -13,17 +13,13 @@ use thiserror::Error;
 use super::credits::Credits;
 use super::endpoint::{Endpoint, Queued, RdmaStatus, Readiness, SocketOptions};
 use super::message::{
-    Arrived, Attached, Fragment, Fragments, Message, NO_PORT, Operation, OperationStatus, Origin,
-    PROBE_PORT, PathId, SocketId, held,
+    Arrived, Attached, Fragment, Fragments, HAS_PORT, Message, NO_PORT, Operation, OperationStatus,
+    Origin, PROBE_PORT, PathId, SocketId, held,
 };
 use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 
 /// The minor versions of RDS protocol version 4 that this side accepts, as a bit mask: 4.0 and 4.1.
 const MINORS: u16 = 3;
-
-/// The value by which a member, a process that is not the leader, announces a port to the leader. The member sends the
-/// value in the extension header that otherwise carries the number of paths.
-const HAS_PORT: u16 = 1;
 
 /// The mask of all 64 groups of ports.
 const ALL_GROUPS: u64 = u64::MAX;
@@ -249,6 +245,15 @@ struct Waiting<F, O> {
     messages: Vec<Parked<F, O>>,
 }
 
+/// A process that is or was the leader of the own address. Its number alone is too short to identify it: if
+/// two leaders in succession had the same, messages would be forwarded twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Leader {
+    /// The number in [`ConnectData::member`].
+    number: u16,
+    incarnation: u32,
+}
+
 #[derive(Debug)]
 struct Peer<F, O> {
     address: IpAddr,
@@ -267,9 +272,9 @@ struct Peer<F, O> {
     /// Whether a socket could not send because of congestion and waits for the peer's next congestion map, so that the
     /// path has to stay connected.
     is_asked: bool,
-    /// The number ([`ConnectData::member`]) of the leader, the process at the own address through which the path was
-    /// connected last; `None` if the path never was connected.
-    leader: Option<u16>,
+    /// The leader, the process at the own address through which the path was connected last; `None` if the path never was
+    /// connected.
+    leader: Option<Leader>,
     /// A connection that the peer has completed while the path still had one; the path adopts it as soon as the old one has
     /// ended.
     successor: Option<(ArrivalId, ConnectData)>,
@@ -1141,6 +1146,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn handle_event(&mut self, path: PathId, event: Event<F>) {
         match event {
             Event::Arrived(message) => self.handle_arrived(path, message),
+            Event::HasPort(port) => {
+                let Peer {
+                    address, member, ..
+                } = self.peers[path.index()];
+                if let Some(member) = member.filter(|_| address == self.address) {
+                    self.handle_owner(port, member);
+                }
+            }
             Event::Generation(generation) => {
                 // A leader learns the generation from the peer itself.
                 if let Role::Member(_) = self.role {
@@ -1251,6 +1264,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             held: held(&message.fragments),
         };
         self.held += origin.held;
+        let is_short = self.held > self.limits.max_memory / 4;
         let is_own = address == self.address;
         let is_of_peer = !is_own && member.is_none();
         let passed = Extension::Passed {
@@ -1266,7 +1280,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             extension: extensions.find(|extension| extension.cookie().is_some()),
             passed: is_of_peer.then_some(passed),
             // The next process acknowledges each message, because the peer may ask for an acknowledge after all were forwarded.
-            is_ack_required: message.is_ack_required || is_own || is_of_peer,
+            // A peer acknowledges each message of a member while memory is short, because members wait for that memory.
+            is_ack_required: message.is_ack_required || is_own || is_of_peer || is_short,
             ..Message::header_only(message.source_port, message.destination_port)
         }
     }
@@ -1351,7 +1366,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
-        let has_room = self.held <= self.limits.max_memory;
+        let has_room = self.has_room(path);
         let has_refused = self.path(path).has_refused;
         let outcome = match Header::parse(header) {
             // The peer will retransmit this fragment together with the refused one, but its acknowledge counts now.
@@ -1379,6 +1394,15 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.handle_lost(path);
         }
         outcome
+    }
+
+    /// Whether a further message on this path finds memory. Messages of members find none in the last half of `max_memory`,
+    /// so that the messages that the leader forwards to peers leave room for those that it takes from peers. Otherwise the
+    /// leaders of two addresses could be full of messages for each other, and both wait. docs/rds.md says why this suffices.
+    fn has_room(&self, path: PathId) -> bool {
+        let most = self.limits.max_memory;
+        let is_of_member = self.peers[path.index()].member.is_some();
+        self.held <= if is_of_member { most / 2 } else { most }
     }
 
     /// Bytes of memory of the messages that wait in sockets or to be forwarded, to compare with [`HostLimits::max_memory`].
@@ -1623,8 +1647,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
         let peer = &mut self.peers[path.index()];
         let leader = match self.role {
-            Role::Leader => self.identity,
-            Role::Member(_) => told.member,
+            Role::Leader => Leader {
+                number: self.identity,
+                incarnation: self.incarnation,
+            },
+            Role::Member(_) => Leader {
+                number: told.member,
+                incarnation: told.incarnation,
+            },
         };
         peer.path.meet(told.incarnation);
         let is_of_peer = self.role == Role::Leader && peer.member.is_none();
@@ -1639,16 +1669,16 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             // once.
             peer.path.forget_sent();
             // Other paths may not have noticed the change yet.
-            self.handle_leader_gone(before);
+            self.lose_paths_through(|leader| leader == before);
         }
         let peer = &mut self.peers[path.index()];
         peer.waits_until = None;
         peer.path.connected(told.ack_sequence, credits);
         self.counters.cong_update_queued += 1;
-        // A new leader does not know the sockets of its members.
+        // A new leader does not know the sockets of its members. Messages for them fill its memory meanwhile, so the
+        // announcements must not wait behind messages of the member, for which the leader may have no memory.
         if peer.address == self.address && peer.member.is_none() {
-            let sockets: Vec<_> = self.sockets.keys().copied().collect();
-            sockets.into_iter().for_each(|socket| self.announce(socket));
+            peer.path.announce(self.by_port.keys().copied().collect());
         }
         self.settle(path);
         self.is_ready(path);
@@ -1743,8 +1773,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// Ends the connections through the previous leader of the address, which has ended; `leader` is its number
     /// ([`ConnectData::member`]).
     pub fn handle_leader_gone(&mut self, leader: u16) {
+        self.lose_paths_through(|one| one.number == leader);
+    }
+
+    fn lose_paths_through(&mut self, is_gone: impl Fn(Leader) -> bool) {
         for number in 0..self.peers.len() {
-            if self.peers[number].leader == Some(leader) {
+            if self.peers[number].leader.is_some_and(&is_gone) {
                 self.handle_lost(PathId(number as u32));
             }
         }

@@ -11,6 +11,10 @@ pub(crate) const PROBE_PORT: u16 = 1;
 /// The port of congestion maps, acknowledgements and pings; no socket can bind it.
 pub(crate) const NO_PORT: u16 = 0;
 
+/// The value by which a member, a process that is not the leader, announces a port to the leader. The member sends the
+/// value in the extension header that otherwise carries the number of paths.
+pub(crate) const HAS_PORT: u16 = 1;
+
 /// A piece of a message's payload, of at most [`FRAGMENT`](polyverbs_wire::rds::FRAGMENT) bytes. The protocol moves
 /// fragments and reads only those of congestion maps.
 pub trait Fragment: Debug {

@@ -6,14 +6,16 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
-use polyverbs_wire::rds::{CongestionMap, Extension, FRAGMENT, Flags, Header, MAX_MESSAGE};
+use polyverbs_wire::rds::{
+    CongestionMap, Extension, Extensions, FRAGMENT, Flags, Header, MAX_MESSAGE,
+};
 use rand::Rng;
 use thiserror::Error;
 
 use super::credits::Credits;
 use super::message::{
-    Arrived, Fragment, Fragments, Message, NO_PORT, Notify, Operation, OperationStatus, Origin,
-    PROBE_PORT, SocketId,
+    Arrived, Fragment, Fragments, HAS_PORT, Message, NO_PORT, Notify, Operation, OperationStatus,
+    Origin, PROBE_PORT, SocketId,
 };
 
 /// A message requires an acknowledgement if this many messages, or bytes of payload, were sent since the last one that did.
@@ -33,6 +35,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Length of a congestion map, in bytes.
 const MAP: u32 = 8192;
+
+/// The sequence number of the announcement of a port at the beginning of a connection. It is not among the numbers of
+/// messages, so it overtakes those that are retransmitted, and is not acknowledged.
+const UNNUMBERED: u64 = 0;
 
 /// Why a fragment that the peer sent ends the connection.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -69,6 +75,8 @@ pub enum ProtocolError {
 pub(crate) enum Event<F> {
     /// A message for a socket has arrived completely.
     Arrived(Arrived<F>),
+    /// The process at the other end has a socket at this port.
+    HasPort(u16),
     /// The leader, the process that forwards the peer's messages, reports that the peer has restarted and that this is its
     /// new incarnation.
     Generation(u32),
@@ -163,6 +171,9 @@ enum Current {
     Map {
         sent: usize,
     },
+    Announcement {
+        port: u16,
+    },
     Introduction {
         sequence: u64,
     },
@@ -204,6 +215,8 @@ pub(crate) struct Path<F, O> {
     lingering: VecDeque<(u64, Message<F, O>)>,
     current: Option<Current>,
     pub(crate) is_map_due: bool,
+    /// Ports of this process that are to be announced on this connection before any message is sent.
+    announcements: Vec<u16>,
     messages_until_ack: u32,
     bytes_until_ack: u32,
     pongs: usize,
@@ -261,6 +274,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             lingering: VecDeque::new(),
             current: None,
             is_map_due: false,
+            announcements: Vec::new(),
             messages_until_ack: UNACKNOWLEDGED_MESSAGES,
             bytes_until_ack: UNACKNOWLEDGED_BYTES,
             pongs: 0,
@@ -380,6 +394,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 Some(self.transmit_message(sent))
             }
             Some(Current::Map { sent }) if self.can_send() => Some(self.transmit_map(sent, map)),
+            Some(Current::Announcement { port }) if self.can_send() => {
+                Some(self.transmit_announcement(port))
+            }
             Some(Current::Introduction { sequence }) if self.can_send() => {
                 Some(self.transmit_introduction(sequence))
             }
@@ -400,11 +417,15 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
     }
 
-    /// Chooses the congestion map, the introduction or the next queued message to send. Drops queued messages whose operation
+    /// Chooses the congestion map, an announcement, the introduction or the next queued message to send. Drops queued messages whose operation
     /// may have been executed on an earlier connection.
     fn begin_next(&mut self) {
         if mem::take(&mut self.is_map_due) {
             self.current = Some(Current::Map { sent: 0 });
+            return;
+        }
+        if let Some(port) = self.announcements.pop() {
+            self.current = Some(Current::Announcement { port });
             return;
         }
         match (self.introduction, self.queue.front()) {
@@ -534,6 +555,17 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             fence: false,
             signaled,
         }
+    }
+
+    fn transmit_announcement(&mut self, port: u16) -> Transmit<'_, F, O> {
+        self.current = None;
+        self.transmit_header(Header {
+            sequence: UNNUMBERED,
+            source_port: port,
+            destination_port: PROBE_PORT,
+            extensions: Extensions::of(Extension::Paths(HAS_PORT)),
+            ..Header::default()
+        })
     }
 
     fn transmit_introduction(&mut self, sequence: u64) -> Transmit<'_, F, O> {
@@ -681,6 +713,10 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             self.events.push_back(Event::Map(whole.fragments));
             return;
         }
+        if header.sequence == UNNUMBERED && header.destination_port == PROBE_PORT {
+            self.events.push_back(Event::HasPort(header.source_port));
+            return;
+        }
         self.acknowledges = header.sequence;
         if header.sequence < self.next_receive && header.flags.contains(Flags::RETRANSMITTED) {
             return;
@@ -732,6 +768,12 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             // The peer may have asked for an acknowledge while the message was held.
             self.is_ack_due |= origin.sequence <= self.asked;
         }
+    }
+
+    /// Announces these ports on the present connection, before the messages in the queue. The peer may have no memory for
+    /// those until it knows the ports.
+    pub(crate) fn announce(&mut self, ports: Vec<u16>) {
+        self.announcements = ports;
     }
 
     /// Gives up the queued messages that were already sent over an earlier connection.
@@ -885,6 +927,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     /// the next connection.
     pub(crate) fn reset(&mut self) {
         self.current = None;
+        self.announcements.clear();
         if let Introduction::Sent(_) = self.introduction {
             self.introduction = Introduction::Due;
         }

@@ -30,8 +30,13 @@ const MANY: u64 = 20_000;
 /// Asserts that a host with little memory is full: of messages of equal size, the last one was taken when there was still room,
 /// and no other after it.
 fn assert_full(held: usize, messages: usize) {
+    assert_share_full(held, messages, little_memory().max_memory);
+}
+
+/// Asserts that messages of equal size have filled this share of a host's memory.
+fn assert_share_full(held: usize, messages: usize, share: usize) {
     let each = held / messages;
-    assert_eq!(messages, little_memory().max_memory / each + 1, "{held}");
+    assert_eq!(messages, share / each + 1, "{held}");
 }
 
 /// A network in which host 0 is connected to an honest host and to a hostile one.
@@ -661,7 +666,8 @@ fn a_process_refused_for_memory_keeps_its_port() {
         host.handle_fragment(member, &sent(sequence, 200), 0, nothing) == Err(ProtocolError::Memory)
     });
     let refused = refused.expect("there is little memory");
-    assert_full(host.held(), refused as usize - 2);
+    let share = little_memory().max_memory / 2;
+    assert_share_full(host.held(), refused as usize - 2, share);
     host.handle_gone(Duration::ZERO, member);
     while host.receive(socket, usize::MAX).is_some() {}
     let nothing = net.fragment(&[]);
@@ -766,6 +772,61 @@ fn a_port_belongs_to_the_socket_that_was_bound_last() {
     host.handle_fragment(peer, &header(0).to_bytes(), 0, nothing)
         .unwrap();
     assert!(host.receive(socket, usize::MAX).is_some());
+}
+
+/// A member with a socket at port 100 whose path to a peer is connected through a leader, and that path.
+fn connected_member(leader: &ConnectData) -> (TestHost, SocketId, PathId) {
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    host.set_role(Role::Member(9));
+    let (socket, _) = host.bind(100, Default::default()).unwrap();
+    let own = asked(&mut host).0;
+    host.handle_connected(own, leader);
+    (host, socket, own)
+}
+
+// covers 8.20
+#[test]
+fn leaders_with_the_same_number_are_told_apart() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let first = asking(0, 7);
+    let (mut host, socket, own) = connected_member(&first);
+    let message = net.message(at(0, 200), &[]);
+    host.send(socket, message).unwrap();
+    while host.poll_transmit(own).is_some() {}
+    host.handle_lost(own);
+    host.handle_gone(Duration::ZERO, own);
+    // The old leader may have forwarded the message, and the new one must not.
+    let second = ConnectData {
+        incarnation: first.incarnation + 1,
+        ..first
+    };
+    host.handle_connected(own, &second);
+    assert_eq!(host.take_undelivered(socket), 1);
+    assert!(host.is_connected(own));
+}
+
+// covers 8.20
+#[test]
+fn a_member_announces_its_ports_before_its_messages() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let (mut host, socket, own) = connected_member(&asking(0, 7));
+    host.handle_lost(own);
+    host.handle_gone(Duration::ZERO, own);
+    let message = net.message(at(0, 200), &[]);
+    host.send(socket, message).unwrap();
+    for _ in 0..3 {
+        host.handle_connected(own, &asking(0, 7));
+        let mut ports = Vec::new();
+        while let Some(Transmit::Send { header, .. }) = host.poll_transmit(own) {
+            if !header.is_map() {
+                ports.push((header.source_port, header.destination_port));
+            }
+        }
+        // The announcement of the bind has not been acknowledged, and is repeated in its place. It is not added to.
+        assert_eq!(ports, [(100, 1), (100, 1), (100, 200)]);
+        host.handle_lost(own);
+        host.handle_gone(Duration::ZERO, own);
+    }
 }
 
 // covers 8.33

@@ -5,6 +5,7 @@ mod connections;
 mod flow;
 mod hostile;
 mod linux;
+mod lossy;
 mod messages;
 mod net;
 

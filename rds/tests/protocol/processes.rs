@@ -666,3 +666,105 @@ fn a_member_learns_what_a_peer_acknowledged_before_it_ended() {
         assert_eq!(net.host(sends).unacknowledged(from).next(), None);
     });
 }
+
+/// Memory for a few messages.
+fn least_memory() -> HostLimits {
+    HostLimits {
+        max_memory: 1 << 16,
+        ..HostLimits::default()
+    }
+}
+
+/// Lets sockets receive until no message has arrived for a while. Returns the number of messages of each socket.
+fn receive_from_all(net: &mut Net, sockets: &[(usize, SocketId)]) -> Vec<usize> {
+    let mut counts = vec![0; sockets.len()];
+    let mut last = net.now;
+    while net.now < last + Duration::from_secs(30) {
+        net.pass(Duration::from_millis(10));
+        for (count, &(number, socket)) in counts.iter_mut().zip(sockets) {
+            let received = net.receive_all(number, socket).len();
+            *count += received;
+            if received > 0 {
+                last = net.now;
+            }
+        }
+    }
+    counts
+}
+
+// covers 8.20 8.33
+#[test]
+fn two_leaders_full_of_messages_for_each_other_go_on() {
+    for_each_seed("full leaders", 200, |seed| {
+        let mut net = Net::new(2, least_memory(), seed);
+        let members = [0, 1].map(|host| {
+            let member = net.add_member(host);
+            (member, net.bind_with(member, 100, options()))
+        });
+        net.settle_for(Duration::from_secs(1));
+        for number in 0..30 {
+            for (host, (member, socket)) in members.into_iter().enumerate() {
+                let message = content(number, 9000);
+                net.send(member, socket, at(1 - host, 100), &message)
+                    .unwrap();
+            }
+        }
+        assert_eq!(receive_from_all(&mut net, &members), [30, 30]);
+    });
+}
+
+// covers 8.20 8.33
+#[test]
+fn a_leader_short_of_memory_asks_peers_to_acknowledge() {
+    const PEERS: usize = 6;
+    let mut net = Net::new(1 + PEERS, least_memory(), 1);
+    let member = net.add_member(0);
+    let from = net.bind_with(member, 100, options());
+    let peers: Vec<_> = (1..=PEERS)
+        .map(|peer| (peer, net.bind(peer, 200)))
+        .collect();
+    net.settle_for(Duration::from_secs(1));
+    // So few messages for one peer that none of them requires an acknowledgement by itself.
+    for number in 0..4 {
+        for &(peer, _) in &peers {
+            net.send(member, from, at(peer, 200), &content(number, 4096))
+                .unwrap();
+        }
+    }
+    assert_eq!(receive_from_all(&mut net, &peers), [4; PEERS]);
+}
+
+// covers 8.20 8.33
+#[test]
+fn a_full_leader_learns_the_ports_that_messages_wait_for() {
+    for_each_seed("full new leaders", 200, |seed| {
+        let mut net = Net::new(2, least_memory(), seed);
+        let members = [100, 200].map(|port| {
+            let member = net.add_member(0);
+            (member, net.bind_with(member, port, options()))
+        });
+        let far = net.bind_with(1, 300, options());
+        net.settle_for(Duration::from_secs(1));
+        net.end_process(0);
+        let time = Duration::from_micros(net.random.random_range(0..200));
+        net.pass(time);
+        // Messages of the peer fill the new leader, and the other member has messages for it.
+        for number in 0..20 {
+            let message = content(number, 9000);
+            for port in [100, 200] {
+                net.send(1, far, at(0, port), &message).unwrap();
+            }
+            for (place, port) in [(0, 200), (1, 100)] {
+                let (member, socket) = members[place];
+                net.send(member, socket, at(0, port), &message).unwrap();
+            }
+        }
+        let counts = receive_from_all(&mut net, &members);
+        let undelivered = members.map(|(member, socket)| net.host(member).take_undelivered(socket));
+        let missing = 80 - counts.iter().sum::<usize>() as u64;
+        assert!(
+            missing <= undelivered.iter().sum(),
+            "{counts:?}, {undelivered:?}"
+        );
+    });
+}

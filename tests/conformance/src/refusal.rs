@@ -5,6 +5,7 @@ use verbs_api::{
     Access, DestroyError, ErrorKind, Features, Memory, MrOptions, Operations, PageList, Pd,
     QpOptions, RKey, SrqOptions, Started, VerbError,
     capability::BaselineGaps,
+    counter::CountedUnit,
     ids::Gid,
     memory::{MrReregister, MwType},
     wr::{self, PostReason, WorkRequest},
@@ -80,6 +81,14 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) -> Outcome {
         Features::SRQ => names(feature, pd.create_srq(SrqOptions::new(1))),
         Features::ATOMIC_WRITE => lacks_operation(rig, pd, Operations::ATOMIC_WRITE, feature)?,
         Features::FLUSH => lacks_operation(rig, pd, Operations::FLUSH, feature)?,
+        Features::COMPLETION_COUNTERS => {
+            let made = rig
+                .far
+                .context
+                .create_completion_counter(CountedUnit::Requests);
+            let missing = feature;
+            assert_eq!(made.unwrap_err(), VerbError::Unsupported { missing });
+        }
         // Only datagram queue pairs join groups.
         Features::MULTICAST if rig.has_gap(BaselineGaps::NO_UD) => {
             lacks_service(rig, pd, QpOptions::ud, BaselineGaps::NO_UD)?;

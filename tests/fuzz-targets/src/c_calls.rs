@@ -290,7 +290,12 @@ impl Program {
                 keep(made, &mut self.mrs);
             }
             4 => {
-                let iova = u64::from_ne_bytes(arguments.octets());
+                let number = u64::from_ne_bytes(arguments.octets());
+                // Most have the address's offset in its page, without which the call is refused.
+                let iova = match number % 8 {
+                    0 => number,
+                    _ => number & !0xfff | at.addr() as u64 & 0xfff,
+                };
                 let made = || c!(mr::reg_iova2(pd, at, length, iova, rights));
                 keep(made, &mut self.mrs);
             }

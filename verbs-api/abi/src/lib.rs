@@ -70,46 +70,53 @@ pub struct IbvContext {
 }
 layout!(IbvContext, 328, device @ 0, ops @ 8, cmd_fd @ 264, async_fd @ 268, num_comp_vectors @ 272, mutex @ 280, abi_compat @ 320);
 
-pub const VERBS_SLOTS: usize = 39;
-/// Indices of the function pointers of `verbs_context` that programs call.
+pub const VERBS_SLOTS: usize = 45;
+/// Indices of the function pointers of `verbs_context` that programs call. Each version of rdma-core adds its own before those of
+/// the versions before it, so that a place counted from the end is the same in all: the first six came after rdma-core 44.
 pub mod verbs {
-    pub const QUERY_PORT: usize = 0;
-    pub const ADVISE_MR: usize = 1;
-    pub const ALLOC_NULL_MR: usize = 2;
-    pub const CREATE_COUNTERS: usize = 5;
-    pub const REG_DM_MR: usize = 7;
-    pub const ALLOC_DM: usize = 8;
-    pub const FREE_DM: usize = 9;
-    pub const CREATE_FLOW_ACTION_ESP: usize = 12;
-    pub const MODIFY_QP_RATE_LIMIT: usize = 13;
-    pub const ALLOC_PARENT_DOMAIN: usize = 14;
-    pub const DEALLOC_TD: usize = 15;
-    pub const ALLOC_TD: usize = 16;
-    pub const MODIFY_CQ: usize = 17;
-    pub const POST_SRQ_OPS: usize = 18;
-    pub const CREATE_RWQ_IND_TABLE: usize = 20;
-    pub const CREATE_WQ: usize = 23;
-    pub const QUERY_RT_VALUES: usize = 24;
-    pub const CREATE_CQ_EX: usize = 25;
-    pub const QUERY_DEVICE_EX: usize = 27;
-    pub const CREATE_FLOW: usize = 30;
-    pub const OPEN_QP: usize = 32;
-    pub const CREATE_QP_EX: usize = 33;
-    pub const GET_SRQ_NUM: usize = 34;
-    pub const CREATE_SRQ_EX: usize = 35;
-    pub const OPEN_XRCD: usize = 36;
-    pub const CLOSE_XRCD: usize = 37;
+    pub const FREE_BUF: usize = 0;
+    pub const ALLOC_BUF: usize = 1;
+    pub const DM_EXPORT_DMABUF_FD: usize = 2;
+    pub const REG_MR_EX: usize = 3;
+    pub const DEALLOC_DMAH: usize = 4;
+    pub const ALLOC_DMAH: usize = 5;
+    pub const QUERY_PORT: usize = 6;
+    pub const ADVISE_MR: usize = 7;
+    pub const ALLOC_NULL_MR: usize = 8;
+    pub const CREATE_COUNTERS: usize = 11;
+    pub const REG_DM_MR: usize = 13;
+    pub const ALLOC_DM: usize = 14;
+    pub const FREE_DM: usize = 15;
+    pub const CREATE_FLOW_ACTION_ESP: usize = 18;
+    pub const MODIFY_QP_RATE_LIMIT: usize = 19;
+    pub const ALLOC_PARENT_DOMAIN: usize = 20;
+    pub const DEALLOC_TD: usize = 21;
+    pub const ALLOC_TD: usize = 22;
+    pub const MODIFY_CQ: usize = 23;
+    pub const POST_SRQ_OPS: usize = 24;
+    pub const CREATE_RWQ_IND_TABLE: usize = 26;
+    pub const CREATE_WQ: usize = 29;
+    pub const QUERY_RT_VALUES: usize = 30;
+    pub const CREATE_CQ_EX: usize = 31;
+    pub const QUERY_DEVICE_EX: usize = 33;
+    pub const CREATE_FLOW: usize = 36;
+    pub const OPEN_QP: usize = 38;
+    pub const CREATE_QP_EX: usize = 39;
+    pub const GET_SRQ_NUM: usize = 40;
+    pub const CREATE_SRQ_EX: usize = 41;
+    pub const OPEN_XRCD: usize = 42;
+    pub const CLOSE_XRCD: usize = 43;
 }
 
 /// `struct verbs_context`: programs hold a pointer to its member `context`, and subtract that member's offset to reach the
-/// rest.
+/// rest. `sz` is its size, by which a program learns how many of the first slots a library lacks.
 #[repr(C)]
 pub struct VerbsContext {
     pub slots: [Slot; VERBS_SLOTS],
     pub sz: usize,
     pub context: IbvContext,
 }
-layout!(VerbsContext, 648, slots @ 0, sz @ 312, context @ 320);
+layout!(VerbsContext, 696, slots @ 0, sz @ 360, context @ 368);
 
 #[repr(C)]
 pub struct IbvDeviceAttr {
@@ -245,6 +252,85 @@ pub struct IbvMr {
     pub rkey: u32,
 }
 layout!(IbvMr, 48, addr @ 16, handle @ 32, lkey @ 36, rkey @ 40);
+
+/// `struct ibv_buf`, whose contents no program knows.
+#[repr(C)]
+pub struct IbvBuf {
+    pub _dummy: u64,
+}
+
+#[repr(C)]
+pub struct IbvDmah {
+    pub context: *mut IbvContext,
+}
+layout!(IbvDmah, 8);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct IbvDmahInitAttr {
+    pub comp_mask: u32,
+    pub cpu_id: u32,
+    pub ph: u8,
+    pub tph_mem_type: u8,
+}
+layout!(IbvDmahInitAttr, 12, cpu_id @ 4, ph @ 8, tph_mem_type @ 9);
+
+/// `struct ibv_mr_init_attr`. Until rdma-core 64 it ended before `buf`, which is there only if `comp_mask` says so.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct IbvMrInitAttr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut IbvDmah,
+    pub buf: *mut IbvBuf,
+}
+layout!(IbvMrInitAttr, 72, access @ 8, comp_mask @ 16, iova @ 24, addr @ 32, fd @ 40, fd_offset @ 48, dmah @ 56, buf @ 64);
+
+/// `enum ibv_mr_init_attr_mask`.
+pub mod mr_init_attr {
+    pub const IOVA: u64 = 1;
+    pub const ADDR: u64 = 1 << 1;
+    pub const FD: u64 = 1 << 2;
+    pub const FD_OFFSET: u64 = 1 << 3;
+    pub const DMAH: u64 = 1 << 4;
+    pub const BUF: u64 = 1 << 5;
+    pub const ALL: u64 = (1 << 6) - 1;
+}
+
+#[repr(C)]
+pub struct IbvCompCntr {
+    pub context: *mut IbvContext,
+    pub handle: u32,
+}
+layout!(IbvCompCntr, 16, handle @ 8);
+
+#[repr(C)]
+pub struct IbvCompCntrInitAttr {
+    pub comp_mask: u32,
+    pub cntr_type: c_int,
+    pub flags: u32,
+}
+layout!(IbvCompCntrInitAttr, 12, cntr_type @ 4, flags @ 8);
+
+#[repr(C)]
+pub struct IbvCompCntrCaps {
+    pub max_value: u64,
+    pub max_counters: u32,
+    pub supported_qp_attach_ops: u32,
+}
+layout!(IbvCompCntrCaps, 16, max_counters @ 8, supported_qp_attach_ops @ 12);
+
+#[repr(C)]
+pub struct IbvQpAttachCompCntrAttr {
+    pub comp_mask: u32,
+    pub op_mask: u32,
+}
+layout!(IbvQpAttachCompCntrAttr, 8, op_mask @ 4);
 
 #[repr(C)]
 pub struct IbvMw {

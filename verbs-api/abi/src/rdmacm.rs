@@ -141,6 +141,8 @@ layout!(RdmaUdParam, 56, private_data_len @ 8, ah_attr @ 16, qp_num @ 48, qkey @
 pub union RdmaParam {
     pub conn: RdmaConnParam,
     pub ud: RdmaUdParam,
+    /// Of an event that the program has written.
+    pub arg: u64,
 }
 
 #[repr(C)]
@@ -207,4 +209,7 @@ pub mod event {
     pub const MULTICAST_JOIN: i32 = 12;
     pub const MULTICAST_ERROR: i32 = 13;
     pub const TIMEWAIT_EXIT: i32 = 15;
+    pub const ADDRINFO_RESOLVED: i32 = 16;
+    pub const ADDRINFO_ERROR: i32 = 17;
+    pub const USER: i32 = 18;
 }

@@ -297,11 +297,18 @@ pub struct PortAttributes {
     pub pkeys: Vec<u16>,
     /// How many datagrams the port has refused for a wrong Q_Key.
     pub qkey_viol_cntr: u32,
+    /// The effective bandwidth of the port in Mb/s (`ibv_query_port_speed`, which reports it in units of 100 Mb/s). A change is
+    /// [reported](crate::event::EventType::DeviceSpeedChange).
+    #[doc(alias = "ibv_query_port_speed")]
+    pub speed: u64,
 }
+
+/// The bandwidth of a link of one lane at the lowest rate of InfiniBand, in Mb/s.
+const SINGLE_RATE: u64 = 2_500;
 
 impl PortAttributes {
     /// Creates the attributes of an active port with an empty name: 4096-byte packets, one full-membership partition key,
-    /// no GIDs, no subnet manager.
+    /// no GIDs, no subnet manager, the speed of one lane at the lowest rate.
     pub fn new(port: Port, caps: PortCaps, address: LinkAddress) -> Self {
         Self {
             port,
@@ -316,6 +323,7 @@ impl PortAttributes {
             gids: Vec::new(),
             pkeys: vec![0xffff],
             qkey_viol_cntr: 0,
+            speed: SINGLE_RATE,
         }
     }
 

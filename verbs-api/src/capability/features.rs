@@ -120,6 +120,14 @@ bitflags! {
         /// * Who: InfiniBand and RoCE; never iWARP.
         /// * Source: IBTA 10.5.
         const MULTICAST = 1 << 12;
+        /// Counters of completions, successes and errors apart.
+        ///
+        /// * Guarantees: [`CompletionCounter`](crate::counter::CompletionCounter)s count sends, receives, reads and writes of queue
+        ///   pairs.
+        /// * Limits: [`Limit::MaxCompCntr`](crate::Limit::MaxCompCntr).
+        /// * Who: emulated devices, of either transport; AWS EFA in hardware.
+        /// * Source: `ibv_create_comp_cntr(3)` of rdma-core 65.
+        const COMPLETION_COUNTERS = 1 << 13;
     }
 }
 

@@ -167,6 +167,8 @@ limits! {
     MaxMcastGrp max_mcast_grp: u32, LargerIsStronger;
     /// Most queue pairs that can be attached to one multicast group.
     MaxMcastQpAttach max_mcast_qp_attach: u32, LargerIsStronger;
+    /// Most completion counters that can exist at one time.
+    MaxCompCntr max_comp_cntr: u32, LargerIsStronger;
     /// How many physical ports the device has.
     PhysPortCnt phys_port_cnt: u8, LargerIsStronger;
     /// How long the device may take to acknowledge a packet: 4.096 µs x 2^n for the value n.

@@ -4,6 +4,7 @@ mod events;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
 
 pub use events::{Events, NextEvent};
@@ -73,6 +74,7 @@ pub struct Context {
 pub(crate) struct Opened {
     ops: Arc<dyn ContextOps>,
     device: Arc<dyn DeviceOps>,
+    completion_counters: Arc<AtomicU32>,
 }
 
 impl ProviderPart for Opened {
@@ -92,7 +94,11 @@ impl Context {
         let shared = Arc::new(ContextShared::default());
         let ops = device.open(&grant, Arc::clone(&shared) as Arc<dyn EventSink>)?;
         let attributes = device.attributes();
-        let opened = Arc::new(Opened { ops, device });
+        let opened = Arc::new(Opened {
+            ops,
+            device,
+            completion_counters: Arc::default(),
+        });
         let provider = Arc::clone(&opened) as Arc<dyn ProviderPart>;
         let core = Arc::new(ContextCore::new(shared, provider, attributes, grant));
         Ok(Self { core, opened })
@@ -289,6 +295,11 @@ impl Context {
         }
         self.core.close();
         Started::ready(Ok(()))
+    }
+
+    /// How many completion counters the context has.
+    pub(crate) fn completion_counters(&self) -> &Arc<AtomicU32> {
+        &self.opened.completion_counters
     }
 
     /// Whether the device has no message and no timeout pending, so that it does nothing until a program posts a request or

@@ -18,6 +18,7 @@ use crate::ah::AhOps;
 use crate::as_any::AsAny;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::control::Reply;
+use crate::counter::AttachedCounts;
 use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
 use crate::ids::{Gid, LKey, Port, Psn, Qpn, RKey};
@@ -462,6 +463,15 @@ pub trait QpOps: AsAny {
     /// Returns the queue pair's counters, such as of packets that were retransmitted.
     fn counters(&self) -> QpCounters {
         QpCounters::default()
+    }
+
+    /// Counts these operations of the queue pair from now on, until it is destroyed; then drops `counts`.
+    ///
+    /// # Errors
+    /// `InvalidState`: the queue pair is neither in RESET nor in INIT. `Busy`: one of the operations is counted already.
+    fn attach_counter(&self, counts: AttachedCounts) -> Result<(), VerbError> {
+        let _ = counts;
+        Err(VerbError::UnsupportedVerb("qp_attach_comp_cntr"))
     }
 
     /// Posts the bind of a type 1 window to this queue pair's send queue. Returns the window's new key, which the device

@@ -2,8 +2,11 @@
 // Makes spans over memory it owns.
 #![allow(unsafe_code)]
 
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -58,6 +61,44 @@ impl Memory {
     /// The system has no such memory.
     pub fn zeroed(length: usize) -> Result<Self, OutOfMemory> {
         let allocation = Allocation::zeroed(length).ok_or(OutOfMemory { length })?;
+        Ok(Self {
+            allocation: Arc::new(allocation),
+        })
+    }
+
+    /// Allocates `length` zeroed bytes in a file of their own, which another process that gets the descriptor can
+    /// [map](Self::map_file) too. The memory does not need the descriptor, which the program may close.
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use verbs_api::Memory;
+    /// let (memory, file) = Memory::shared(8192)?;
+    /// let second_page = Memory::map_file(file.as_fd(), 4096, 4096)?;
+    /// memory.write(4096, b"seen by both")?;
+    /// assert_eq!(second_page.to_vec(0, 12)?, b"seen by both");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `EINVAL`: `length` is 0. Else the system has no such memory, or refuses such files.
+    #[doc(alias = "ibv_alloc_buf")]
+    pub fn shared(length: usize) -> io::Result<(Self, OwnedFd)> {
+        let file = memfd_create("rdma", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, length as u64)?;
+        let memory = Self::map_file(file.as_fd(), 0, length)?;
+        Ok((memory, file))
+    }
+
+    /// Maps `length` bytes from `offset` on of a file that can be mapped for reading and writing: of a dmabuf (as udmabuf makes them),
+    /// of a memfd, or of any other. The mapping is shared, as the memory of a device. If the file becomes shorter while it is
+    /// mapped, an access of the program to the lost part ends it by SIGBUS.
+    ///
+    /// # Errors
+    /// `EINVAL`: `length` is 0, the bytes are not all in the file, or it is a pipe, a socket or a device. `ENODEV`: the file cannot be
+    /// mapped, as a dmabuf of memory that processors cannot reach. `EACCES`: it is not open for reading and writing.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn map_file(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Self> {
+        let allocation = Allocation::of_file(file, offset, length)?;
         Ok(Self {
             allocation: Arc::new(allocation),
         })
@@ -273,6 +314,39 @@ impl From<&Memory> for MemoryRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refused(file: BorrowedFd<'_>, offset: u64, length: usize) -> Option<i32> {
+        Memory::map_file(file, offset, length)
+            .unwrap_err()
+            .raw_os_error()
+    }
+
+    #[test]
+    fn a_mapping_of_a_file_has_its_bytes_and_outlives_it() {
+        let (memory, file) = Memory::shared(3 * 4096).unwrap();
+        let part = Memory::map_file(file.as_fd(), 4100, 4096).unwrap();
+        drop(file);
+        memory.write(4100, b"first").unwrap();
+        part.write(4091, b"last.").unwrap();
+        assert_eq!(part.to_vec(0, 5).unwrap(), b"first");
+        assert_eq!(memory.to_vec(8191, 5).unwrap(), b"last.");
+        assert_eq!((part.len(), part.address() % 4096), (4096, 4));
+    }
+
+    #[test]
+    fn bytes_beyond_the_end_of_a_file_are_not_mapped() {
+        let (_memory, file) = Memory::shared(4096).unwrap();
+        let file = file.as_fd();
+        assert_eq!(refused(file, 0, 4097), Some(libc::EINVAL));
+        assert_eq!(refused(file, 4096, 1), Some(libc::EINVAL));
+        assert_eq!(refused(file, u64::MAX, 2), Some(libc::EINVAL));
+        assert_eq!(refused(file, 0, 0), Some(libc::EINVAL));
+        let (pipe, _writer) = io::pipe().unwrap();
+        assert_eq!(refused(pipe.as_fd(), 0, 1), Some(libc::EINVAL));
+        let read_only = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(refused(read_only.as_fd(), 0, 1), Some(libc::EACCES));
+        assert!(Memory::shared(0).is_err());
+    }
 
     #[test]
     fn more_than_the_system_has_is_an_error_that_says_how_much() {

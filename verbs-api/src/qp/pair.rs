@@ -10,6 +10,7 @@ use crate::capability::{BaselineGaps, Features};
 use crate::context::{Context, Opened};
 use crate::contract::{QpInit, QpOps};
 use crate::control::{Reply, Started};
+use crate::counter::{AttachedCounts, CompletionCounter, CountedOperations};
 use crate::cq::CqObject;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
@@ -596,6 +597,23 @@ impl Qp {
         self.ops().counters()
     }
 
+    /// Lets a counter count these operations of the queue pair, which must be in RESET or INIT. Several queue pairs may have the
+    /// same counter. It is detached when the queue pair is destroyed. Needs [`Features::COMPLETION_COUNTERS`].
+    ///
+    /// # Errors
+    /// `InvalidState`: the queue pair is in another state. `Busy`: a counter counts one of the operations already. The counter is of
+    /// another device, or `operations` is empty.
+    #[doc(alias = "ibv_qp_attach_comp_cntr")]
+    pub fn attach_completion_counter(
+        &self,
+        counter: &CompletionCounter,
+        operations: CountedOperations,
+    ) -> Result<(), VerbError> {
+        self.object.node.check_live()?;
+        let attached = AttachedCounts::new(counter, operations, &self.object.context)?;
+        self.ops().attach_counter(attached)
+    }
+
     /// Attaches the queue pair to a multicast group. It cannot be destroyed until it is detached. Needs
     /// [`Features::MULTICAST`].
     ///
@@ -603,7 +621,6 @@ impl Qp {
     /// # fn example(datagrams: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::net::IpAddr;
     /// use verbs_api::ids::Gid;
-    /// // Of the family of the device's own address.
     /// let group = Gid::from("239.1.1.1".parse::<IpAddr>()?);
     /// datagrams.attach_multicast(group).wait()?;
     /// # Ok(())
@@ -653,19 +670,19 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether the queue pair is attached to a multicast group that the program named by this GID.
+    pub fn is_attached(&self, group: Gid) -> bool {
+        let attachments = self.object.extra.attachments();
+        attachments.iter().any(|known| known.group == group)
+    }
+
     /// Detaches the queue pair from a multicast group.
     ///
     /// # Errors
     /// The queue pair is not attached to the group.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_multicast(&self, group: Gid) -> Started<()> {
-        let joined = self
-            .object
-            .extra
-            .attachments()
-            .iter()
-            .any(|known| known.group == group);
-        let check = if joined {
+        let check = if self.is_attached(group) {
             Ok(())
         } else {
             Err(VerbError::argument("gid", "was not joined"))

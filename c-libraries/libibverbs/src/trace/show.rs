@@ -10,8 +10,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::ptr;
 
 use crate::abi::{
-    IbvAhAttr, IbvAsyncEvent, IbvDevice, IbvGid, IbvMr, IbvPortAttr, IbvQp, IbvQpAttr,
-    IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, wr_opcode,
+    IbvAhAttr, IbvAsyncEvent, IbvDevice, IbvDmahInitAttr, IbvGid, IbvMr, IbvMrInitAttr,
+    IbvPortAttr, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, wr_opcode,
 };
 use crate::names;
 
@@ -54,6 +54,10 @@ const KINDS: &[(u8, Kind)] = &[
         Kind(|out, it| filled::<c_int>(out, it, |out, value| put(out, format_args!("[{value}]")))),
     ),
     (
+        b'L',
+        Kind(|out, it| filled::<u64>(out, it, |out, value| put(out, format_args!("[{value}]")))),
+    ),
+    (
         b'V',
         Kind(|out, it| {
             filled::<u64>(out, it, |out, value| {
@@ -90,6 +94,14 @@ const KINDS: &[(u8, Kind)] = &[
         }),
     ),
     (b'H', Kind(|out, it| given::<IbvAhAttr>(out, it, path))),
+    (
+        b'h',
+        Kind(|out, it| given::<IbvDmahInitAttr>(out, it, hints)),
+    ),
+    (
+        b'X',
+        Kind(|out, it| given::<IbvMrInitAttr>(out, it, registration)),
+    ),
     (b'S', Kind(sends)),
     (b'R', Kind(receives)),
     (b'N', Kind(|out, it| address(out, it.value))),
@@ -201,6 +213,30 @@ fn text(out: &mut String, at: u64) {
         bytes.push(byte);
     }
     pointer(out, at);
+}
+
+fn hints(out: &mut String, attr: &IbvDmahInitAttr) {
+    let (mask, cpu, ph, memory) = (attr.comp_mask, attr.cpu_id, attr.ph, attr.tph_mem_type);
+    put(
+        out,
+        format_args!("{{comp_mask={mask:#x}, cpu_id={cpu}, ph={ph}, tph_mem_type={memory}}}"),
+    );
+}
+
+fn registration(out: &mut String, attr: &IbvMrInitAttr) {
+    put(
+        out,
+        format_args!(
+            "{{comp_mask={:#x}, addr={:#x}, length={}, iova={:#x}, fd={}, fd_offset={:#x}, access={:#x}}}",
+            attr.comp_mask,
+            attr.addr.addr(),
+            attr.length,
+            attr.iova,
+            attr.fd,
+            attr.fd_offset,
+            attr.access
+        ),
+    );
 }
 
 fn port(out: &mut String, port: &IbvPortAttr) {
@@ -508,7 +544,7 @@ fn address(out: &mut String, at: u64) {
     pointer(out, at);
 }
 
-const CM_EVENTS: [&str; 16] = [
+const CM_EVENTS: [&str; 20] = [
     "ADDR_RESOLVED",
     "ADDR_ERROR",
     "ROUTE_RESOLVED",
@@ -525,6 +561,10 @@ const CM_EVENTS: [&str; 16] = [
     "MULTICAST_ERROR",
     "ADDR_CHANGE",
     "TIMEWAIT_EXIT",
+    "ADDRINFO_RESOLVED",
+    "ADDRINFO_ERROR",
+    "USER",
+    "INTERNAL",
 ];
 
 // `rdma_cm_event` begins with the identifier and the listener; then event and status follow.

@@ -17,6 +17,7 @@ use polyverbs_libibverbs::errno::{Errno, minus_one};
 use super::address;
 use super::datagram::Datagram;
 use super::poll;
+use super::repoll::{self, Change};
 use super::stream::{Family, Mode, Received, Stream};
 use super::table::{self, Socket};
 use super::waiting::Deadline;
@@ -130,7 +131,10 @@ pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 /// Implements `rclose`.
 pub extern "C-unwind" fn close(fd: c_int) -> c_int {
-    done(table::close(fd))
+    match repoll::close(fd) {
+        true => 0,
+        false => done(table::close(fd)),
+    }
 }
 
 fn receives(flags: c_int) -> Result<Mode, Errno> {
@@ -456,6 +460,77 @@ pub unsafe extern "C-unwind" fn poll(
     };
     let found = entries.and_then(|entries| poll::wait(entries, deadline));
     minus_one(found.map(|found| found as c_int))
+}
+
+/// Implements `repoll_create`.
+pub extern "C-unwind" fn repoll_create(flags: c_int) -> c_int {
+    const KNOWN: c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    minus_one(match flags & !KNOWN {
+        0 => repoll::create(flags & libc::O_CLOEXEC != 0),
+        _ => Err(Errno::INVAL),
+    })
+}
+
+/// Implements `repoll_ctl`.
+///
+/// # Safety
+/// `event` is null or readable.
+pub unsafe extern "C-unwind" fn repoll_ctl(
+    set: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *const libc::epoll_event,
+) -> c_int {
+    let given = || {
+        if event.is_null() {
+            return Err(FAULT);
+        }
+        // SAFETY: as the caller promises; programs need not align it.
+        let event = unsafe { event.read_unaligned() };
+        Ok((event.events, event.u64))
+    };
+    let change = match operation {
+        libc::EPOLL_CTL_ADD => given().map(|(wanted, data)| Change::Add(wanted, data)),
+        libc::EPOLL_CTL_MOD => given().map(|(wanted, data)| Change::Modify(wanted, data)),
+        libc::EPOLL_CTL_DEL => Ok(Change::Remove),
+        _ => Err(Errno::INVAL),
+    };
+    done(change.and_then(|change| match set == fd {
+        true => Err(Errno::INVAL),
+        false => repoll::change(set, fd, change),
+    }))
+}
+
+/// Implements `repoll_wait`.
+///
+/// # Safety
+/// `events` is null, or `most` entries are writable there.
+pub unsafe extern "C-unwind" fn repoll_wait(
+    set: c_int,
+    events: *mut libc::epoll_event,
+    most: c_int,
+    timeout: c_int,
+) -> c_int {
+    let deadline = match u64::try_from(timeout) {
+        Ok(milliseconds) => Deadline::after(Duration::from_millis(milliseconds)),
+        Err(_) => Deadline::NEVER,
+    };
+    let found = match usize::try_from(most) {
+        Ok(0) | Err(_) => Err(Errno::INVAL),
+        Ok(_) if events.is_null() => Err(FAULT),
+        Ok(most) => repoll::wait(set, most, deadline),
+    };
+    minus_one(found.map(|found| {
+        for (place, report) in found.iter().enumerate() {
+            let event = libc::epoll_event {
+                events: report.events,
+                u64: report.data,
+            };
+            // SAFETY: no more than `most`, as the caller promises.
+            unsafe { events.add(place).write_unaligned(event) };
+        }
+        found.len() as c_int
+    }))
 }
 
 // A list with more entries than a process can have files is invalid.

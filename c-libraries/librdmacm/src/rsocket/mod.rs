@@ -19,6 +19,7 @@ mod flow;
 mod options;
 mod poll;
 mod protocol;
+mod repoll;
 mod stream;
 mod stream_qp;
 mod table;

@@ -162,6 +162,66 @@ fn a_request_is_repeated_for_a_while_to_a_listener_that_starts_late() {
     );
 }
 
+// covers 7.18
+#[test]
+fn a_sidr_request_is_repeated_to_a_listener_that_starts_late() {
+    let mut pair = Pair::new();
+    let listener = pair.listener;
+    pair.ends[FAR].unlisten(listener).unwrap();
+    let near = pair.ends[NEAR]
+        .resolve(pair.now, &inquiry(SERVICE))
+        .unwrap();
+    let asked = pair.ends[NEAR].poll_message().unwrap();
+    pair.deliver(FAR, &asked);
+    let refused = pair.ends[FAR].poll_message().unwrap();
+    for _ in 0..300 {
+        pair.deliver(NEAR, &refused);
+    }
+    pair.ends[FAR].listen(SERVICE, u64::MAX).unwrap();
+    pair.step();
+    assert!(matches!(
+        pair.events(FAR)[..],
+        [Event::ResolutionRequested { .. }]
+    ));
+    assert_eq!(
+        (pair.events(NEAR), pair.state(NEAR, near)),
+        (vec![], Some(State::SidrReqSent))
+    );
+}
+
+// covers 7.18
+#[test]
+fn a_sidr_request_fails_after_50_ms_without_a_listener() {
+    let mut pair = Pair::new();
+    let asked_at = pair.now;
+    pair.ends[NEAR].resolve(pair.now, &inquiry(5)).unwrap();
+    pair.settle();
+    assert_eq!(pair.events(NEAR), []);
+    pair.drain();
+    assert!(matches!(
+        pair.events(NEAR)[..],
+        [Event::Resolved { status: 1, .. }]
+    ));
+    assert!(pair.now > asked_at.after(Duration::from_millis(40)));
+    assert!(pair.now <= asked_at.after(Duration::from_millis(50)));
+}
+
+// covers 7.18
+#[test]
+fn an_inquiry_that_awaits_no_listener_is_sent_once() {
+    let mut pair = Pair::new();
+    let probe = Inquiry {
+        awaits_listener: false,
+        ..inquiry(5)
+    };
+    let id = pair.ends[NEAR].resolve(pair.now, &probe).unwrap();
+    pair.settle();
+    assert!(
+        matches!(&pair.events(NEAR)[..], [Event::Resolved { id: of, status: 1, .. }] if *of == id)
+    );
+    assert_eq!(pair.sent(), [(NEAR, "SIDR_REQ"), (FAR, "SIDR_REP")]);
+}
+
 // covers 7.17
 #[test]
 fn listeners_do_not_overlap_and_services_can_be_assigned() {

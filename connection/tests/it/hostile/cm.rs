@@ -815,6 +815,8 @@ fn each_status_of_a_sidr_reply_says_why_there_is_no_queue_pair() {
             private_data: Octets::padded(b"why").unwrap(),
             ..SidrRep::default()
         };
+        // By now a program would listen: a peer without a listener is not asked again.
+        lab.pass(Duration::from_millis(50));
         lab.hear(peer(2), reply);
         let found = answers.0.lock().pop();
         let Some(Err(ConnectError::Refused {

@@ -1,5 +1,7 @@
 //! Resolution of the queue pair that serves datagrams: asked, answered, and used.
 
+use std::time::Duration;
+
 use conformance::Flavour;
 use polyverbs::{
     PathOptions, Qp, QpOptions, VerbError,
@@ -79,6 +81,8 @@ fn datagram_services_and_connections_have_separate_ports() {
         ends.error(asked);
         // The dropped service answers no longer, and the remaining listener does not answer for it.
         let resolved = ends.near.connector.resolve(at, b"");
+        // The near end asks again for a while, because a service may be about to listen.
+        ends.run_for(Duration::from_millis(100));
         assert!(matches!(ends.error(resolved), ConnectError::Refused { .. }));
         assert!(ends.far.connector.listen_datagrams(at, 0).is_ok());
     });

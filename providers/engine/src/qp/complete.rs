@@ -2,6 +2,7 @@
 
 use verbs_api::WcStatus;
 use verbs_api::completion::WcOpcode;
+use verbs_api::counter::CountedOperations;
 use verbs_api::ids::Qpn;
 use verbs_api::qp::QpType;
 use verbs_api::wr::SendFlags;
@@ -13,7 +14,7 @@ use crate::device::driver::Driver;
 use crate::effects::Effects;
 use crate::loans;
 use crate::log_event;
-use crate::request::Request;
+use crate::request::{Op, Request};
 use crate::rules::{self, Rule};
 use crate::trace::TracedOperation;
 
@@ -51,7 +52,7 @@ impl<D: Driver> Qp<D> {
         bytes: u32,
         cx: &mut Cx<'_, D>,
     ) {
-        if self.is_watched {
+        if self.is_watched() {
             self.tell_sent(request, status);
         }
         if status.is_success() {
@@ -181,6 +182,28 @@ impl<D: Driver> Qp<D> {
         if let Some(extensions) = &self.extensions {
             extensions.sent(status);
         }
+        // A portable operation of two requests counts once.
+        let is_half = request.flags.contains(SendFlags::FIRST_HALF) && status.is_success();
+        if let (Some(operation), false) = (counted(&request.op), is_half) {
+            self.add_to_counters(operation, status, request.length);
+        }
+    }
+
+    /// Adds a completion to the counter of this operation, if there is one.
+    pub(super) fn add_to_counters(
+        &self,
+        operation: CountedOperations,
+        status: WcStatus,
+        bytes: u64,
+    ) {
+        let attached = self.cold.counts.lock();
+        let found = attached
+            .iter()
+            .find(|one| one.operations().contains(operation));
+        if let Some(found) = found {
+            let is_success = status.is_success() || rules::is_broken(Rule::CountedApart);
+            found.counts().completed(is_success, bytes);
+        }
     }
 
     // A flushed request was not executed.
@@ -191,6 +214,16 @@ impl<D: Driver> Qp<D> {
         {
             trace(TracedOperation::of(self.qpn, request, status));
         }
+    }
+}
+
+/// Returns the operation as which completion counters count a request; `None` if they do not.
+const fn counted(op: &Op) -> Option<CountedOperations> {
+    match op {
+        Op::Send(_) => Some(CountedOperations::SEND),
+        Op::Write(..) | Op::AtomicWrite(_) => Some(CountedOperations::RDMA_WRITE),
+        Op::Read(..) => Some(CountedOperations::RDMA_READ),
+        _ => None,
     }
 }
 

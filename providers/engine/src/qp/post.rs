@@ -97,7 +97,7 @@ impl<D: Driver> Qp<D> {
         let mut index = 0;
         while index < requests.len() {
             if self.is_direct
-                && !self.is_watched
+                && !self.is_watched()
                 && !rules::is_any_broken()
                 && requester.queue.is_empty()
                 && self.state.load(Ordering::Acquire) == QpState::Rts as u8

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use verbs_api::completion::WcOpcode;
+use verbs_api::counter::CountedOperations;
 use verbs_api::event::EventType;
 use verbs_api::ids::Qpn;
 use verbs_api::memory::{Loan, Span};
@@ -282,7 +283,7 @@ impl<D: Driver> Qp<D> {
             loan,
             ..done
         };
-        if self.is_watched {
+        if self.is_watched() {
             return self.complete_watched(&done, cx);
         }
         self.recv_cq.push(&done, &mut cx.effects);
@@ -293,6 +294,7 @@ impl<D: Driver> Qp<D> {
         if let Some(extensions) = &self.extensions {
             extensions.received(done.status);
         }
+        self.add_to_counters(CountedOperations::RECV, done.status, done.byte_len.into());
         let named = self.named_target();
         let cq = named.as_ref().map_or(&self.recv_cq, |target| &target.cq);
         cq.push(done, &mut cx.effects);
@@ -319,7 +321,7 @@ impl<D: Driver> Qp<D> {
     #[cold]
     fn note_first_arrival(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
         responder.established = true;
-        responder.takes_express = !self.is_watched;
+        responder.takes_express = !self.is_watched();
         if self.state() == QpState::Rtr {
             self.event(EventType::CommEst, &mut cx.effects);
         }

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use verbs_api::ids::{Gid, Psn, Qpn};
-use verbs_api::provider::{PostOps, QpOps, Reply};
+use verbs_api::provider::{AttachedCounts, PostOps, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus};
 use verbs_api::wr::{self, PostReason};
-use verbs_api::{RKey, VerbError};
+use verbs_api::{Features, RKey, VerbError};
 
 use super::Qp;
 use super::state::CLOSED;
@@ -67,6 +67,24 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         (**self).counters()
     }
 
+    fn attach_counter(&self, counts: AttachedCounts) -> Result<(), VerbError> {
+        self.device.check_claimed(Features::COMPLETION_COUNTERS)?;
+        // The state does not change meanwhile.
+        let changing = self.cold.changing.lock();
+        let state = self.state();
+        if changing.destroyed || !matches!(state, QpState::Reset | QpState::Init) {
+            return Err(VerbError::InvalidState(state));
+        }
+        let mut attached = self.cold.counts.lock();
+        let mut known = attached.iter();
+        if known.any(|known| known.operations().intersects(counts.operations())) {
+            return Err(VerbError::Busy(Vec::new()));
+        }
+        attached.push(counts);
+        self.is_watched.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn bind_mw(&self, bind: wr::BindWindow<'_>) -> Result<RKey, PostReason> {
         let key = bind.key();
         self.post(&[bind.into()], false)
@@ -120,6 +138,7 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
                 };
                 qp.enter(requester, responder, &change, cx);
             });
+            qp.cold.counts.lock().clear();
             qp.device.forget_qp(&qp);
             let network = qp.device.network();
             network.progress();

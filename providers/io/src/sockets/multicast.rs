@@ -1,7 +1,7 @@
 //! Multicast groups: every member of a group receives a copy of a datagram to the group's address.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 
 use rustix::net::sockopt;
@@ -47,8 +47,39 @@ pub fn join_group(
     Ok(socket)
 }
 
+/// Returns the multicast address that stands for `group` on a socket with the address `local`: `group` itself if the
+/// families are the same, and otherwise an address that is derived from it.
+///
+/// An IPv4 group has an IPv6 address of its own, `ff1e::ffff:a.b.c.d`. IPv6 groups have 24 bits of a hash in 239.0.0.0/8, so
+/// that two of 16 million may share an address. Members then receive the datagrams of both groups, because a RoCEv2 packet has
+/// no other identifier of its group than its IP address.
+pub fn in_family_of(group: IpAddr, local: SocketAddr) -> IpAddr {
+    match (group, local) {
+        (IpAddr::V4(group), SocketAddr::V6(_)) => {
+            Ipv6Addr::from_bits(MAPPED_GROUPS | u128::from(group.to_bits())).into()
+        }
+        (IpAddr::V6(group), SocketAddr::V4(_)) => {
+            let hash = fnv1a(&group.octets());
+            let [a, b, c] = [hash >> 16, hash >> 8, hash].map(|shifted| shifted as u8);
+            IpAddr::from([239, a, b, c])
+        }
+        _ => group,
+    }
+}
+
+/// `ff1e::ffff:0.0.0.0`: a transient group of global scope, so that no device takes it for Linux's `ff0e::ffff:a.b.c.d`.
+const MAPPED_GROUPS: u128 = 0xff1e_0000_0000_0000_0000_ffff_0000_0000;
+
+/// The FNV-1a hash of 32 bits.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    let mixed = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    bytes.iter().fold(0x811c_9dc5, mixed)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use test_kit::waiting::until_some;
 
     use super::*;
@@ -104,6 +135,26 @@ mod tests {
         drop(two);
         send(b"to nobody");
         assert!(nothing(&elsewhere));
+    }
+
+    #[test]
+    fn a_group_of_the_other_family_has_an_address_of_its_own() {
+        let (v4, v6) = ("127.0.0.1:1".parse().unwrap(), "[::1]:1".parse().unwrap());
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        for group in ["239.1.2.3", "224.0.0.9"] {
+            assert_eq!(in_family_of(ip(group), v4), ip(group));
+        }
+        let carried = in_family_of(ip("239.1.2.3"), v6);
+        assert_eq!(carried, ip("ff1e::ffff:239.1.2.3"));
+        // These are groups that perftest joins.
+        let groups = ["ff01:0:2:c985::", "ff01:0:2:c985::1", "ff12::7"].map(ip);
+        let carried = groups.map(|group| in_family_of(group, v4));
+        for (group, carried) in groups.into_iter().zip(carried) {
+            assert!(carried.is_ipv4() && carried.is_multicast(), "{carried}");
+            assert_eq!(in_family_of(group, v6), group);
+        }
+        let distinct: BTreeSet<_> = carried.into_iter().collect();
+        assert_eq!(distinct.len(), groups.len());
     }
 
     #[test]

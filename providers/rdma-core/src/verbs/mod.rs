@@ -231,13 +231,15 @@ unsafe fn extended_slot(context: *mut IbvContext, place: usize) -> Slot {
     if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
         return ptr::null();
     }
-    // SAFETY: an extended context is the end of such a structure, which states its size, counted from the end.
+    const CONTEXT: usize = mem::offset_of!(VerbsContext, context);
+    const SIZE: usize = CONTEXT - mem::offset_of!(VerbsContext, sz);
+    let begins = place * size_of::<Slot>();
+    // SAFETY: an extended context is the end of such a structure, which states its size. An older library's lacks the first
+    // slots, so nothing before the wanted one may be touched.
     unsafe {
-        let table = context.byte_sub(mem::offset_of!(VerbsContext, context));
-        let table = table.cast::<VerbsContext>();
-        let needed = size_of::<VerbsContext>() - place * size_of::<Slot>();
-        match (*table).sz >= needed {
-            true => (*table).slots[place],
+        let size = context.byte_sub(SIZE).cast::<usize>().read();
+        match size >= size_of::<VerbsContext>() - begins {
+            true => context.byte_sub(CONTEXT - begins).cast::<Slot>().read(),
             false => ptr::null(),
         }
     }

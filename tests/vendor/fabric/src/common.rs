@@ -136,6 +136,7 @@ fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
         limits: Limits {
             max_mcast_grp: 0,
             max_mcast_qp_attach: 0,
+            max_comp_cntr: 0,
             ..claims::LIMITS
         },
         ..claims::attributes(name, "acme-fabric", Transport::InfiniBand, address, port)

@@ -186,10 +186,16 @@ pub fn ping_by_question<B: Backend + ?Sized>(
     to: SocketAddr,
     sink: PingSink,
 ) -> Result<(), ConnectError> {
-    // RFC 863, the discard service: no RDMA service uses its port.
-    const DISCARD: u16 = 9;
-    let sink = Arc::new(Pinging(Mutex::new(Some(sink))));
-    backend.resolve(SocketAddr::new(to.ip(), DISCARD), Vec::new(), sink)
+    let unused = SocketAddr::new(to.ip(), UNUSED_SERVICE_PORT);
+    backend.resolve(unused, Vec::new(), ping_answer(sink))
+}
+
+/// The port that [`ping_by_question`] asks for. RFC 863, the discard service: no RDMA service uses its port.
+pub const UNUSED_SERVICE_PORT: u16 = 9;
+
+/// Returns the sink of a question that is a ping: a refusal shows too that the peer lives.
+pub fn ping_answer(sink: PingSink) -> Arc<dyn AnswerSink> {
+    Arc::new(Pinging(Mutex::new(Some(sink))))
 }
 
 struct Pinging(Mutex<Option<PingSink>>);

@@ -255,6 +255,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
             page_size_cap: !0xfff,
             max_mcast_grp: 10,
             max_mcast_qp_attach: 10,
+            max_comp_cntr: 100,
             phys_port_cnt: 2,
             local_ca_ack_delay: 15,
         },

@@ -46,7 +46,10 @@ fn features_without_a_linked_emulation_are_gaps() {
     };
     let driver = Iwarp::new("bare", LinkAddress::InProcess(9));
     let attributes = DeviceOps::attributes(&*Device::new(driver, &lab.network, options).unwrap());
-    assert_eq!(attributes.features, Features::SRQ);
+    assert_eq!(
+        attributes.features,
+        Features::SRQ | Features::COMPLETION_COUNTERS
+    );
     assert!(
         attributes
             .gaps
