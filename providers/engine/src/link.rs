@@ -1,6 +1,6 @@
 //! Links carry frames between the devices of a network.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 use std::sync::Arc;
 
 use verbs_api::{
