@@ -1,6 +1,6 @@
 //! Probes of CQs that are resized, of shared receive queues, and of completion counters.
 
-use verbs_api::counter::{CompletionCounter, CountedOperations, CountedUnit};
+use verbs_api::completion::{CompletionCounter, CountedOperations, CountedUnit};
 use verbs_api::event::EventType;
 use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, Side, ensure, ensure_eq};
 use verbs_api::qp::{QpAttributes, QpState, QpType};

@@ -2,124 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use bitflags::bitflags;
+use std::sync::atomic::Ordering;
 
 use crate::capability::{Features, Limit};
 use crate::context::Context;
+use crate::counts::{AttachedCounts, CountedOperations, CountedUnit, Counts};
 use crate::error::VerbError;
 use crate::lifecycle::{ContextCore, DestroyError};
-
-/// What a completion counter counts of each successful request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[doc(alias = "ibv_comp_cntr_type")]
-pub enum CountedUnit {
-    /// One for each request.
-    #[default]
-    Requests,
-    /// The bytes of the message.
-    Bytes,
-}
-
-bitflags! {
-    /// The operations of a queue pair that a completion counter counts.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    #[doc(alias = "ibv_qp_attach_comp_cntr_op")]
-    pub struct CountedOperations: u32 {
-        /// Sends, with and without immediate data or an invalidated key.
-        const SEND = 1;
-        /// Receives, those that a write with immediate data completes included.
-        const RECV = 1 << 1;
-        /// Reads of the peer's memory.
-        const RDMA_READ = 1 << 2;
-        /// Writes into the peer's memory, with and without immediate data.
-        const RDMA_WRITE = 1 << 4;
-    }
-}
-
-/// The two counts of a completion counter, which a provider adds to.
-#[derive(Debug)]
-pub struct Counts {
-    unit: CountedUnit,
-    successes: AtomicU64,
-    errors: AtomicU64,
-    /// How many queue pairs it is attached to.
-    attached: AtomicU32,
-    /// How many counters the device has.
-    of_device: Arc<AtomicU32>,
-}
-
-impl Counts {
-    /// Counts a request that has completed with or without success, with a message of so many bytes.
-    pub fn completed(&self, is_success: bool, bytes: u64) {
-        let (count, amount) = match (is_success, self.unit) {
-            (false, _) => (&self.errors, 1),
-            (true, CountedUnit::Requests) => (&self.successes, 1),
-            (true, CountedUnit::Bytes) => (&self.successes, bytes),
-        };
-        // A program that has seen the count sees what the request has placed.
-        count.fetch_add(amount, Ordering::Release);
-    }
-}
-
-impl Drop for Counts {
-    fn drop(&mut self) {
-        self.of_device.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A counter that is attached to a queue pair. Dropping it detaches the counter.
-#[derive(Debug)]
-pub struct AttachedCounts {
-    counts: Arc<Counts>,
-    operations: CountedOperations,
-}
-
-impl AttachedCounts {
-    /// Attaches a counter of this device to a queue pair.
-    pub(crate) fn new(
-        counter: &CompletionCounter,
-        operations: CountedOperations,
-        context: &Arc<ContextCore>,
-    ) -> Result<Self, VerbError> {
-        context.require(Features::COMPLETION_COUNTERS)?;
-        if !Arc::ptr_eq(context, &counter.context) {
-            let reason = "must be of the same device as the queue pair";
-            return Err(VerbError::argument("comp_cntr", reason));
-        }
-        if operations.is_empty() {
-            return Err(VerbError::argument("op_mask", "must name an operation"));
-        }
-        counter.counts.attached.fetch_add(1, Ordering::AcqRel);
-        Ok(Self {
-            counts: Arc::clone(&counter.counts),
-            operations,
-        })
-    }
-
-    /// Returns which operations it counts.
-    pub const fn operations(&self) -> CountedOperations {
-        self.operations
-    }
-
-    /// Returns the counts.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-}
-
-impl Drop for AttachedCounts {
-    fn drop(&mut self) {
-        self.counts.attached.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 /// Counts the requests of queue pairs that have completed, also those that have no completion of their own: a program that needs
 /// only their number polls no completion queue for it. A clone is another handle of the same counter.
 ///
 /// ```no_run
-/// use verbs_api::counter::{CountedOperations, CountedUnit};
+/// use verbs_api::completion::{CountedOperations, CountedUnit};
 /// # fn example(device: &verbs_api::Context, qp: &verbs_api::Qp) -> Result<(), verbs_api::VerbError> {
 /// let written = device.create_completion_counter(CountedUnit::Requests)?;
 /// // Before the queue pair is connected.
@@ -151,13 +46,7 @@ impl Context {
         let of_device = self.completion_counters();
         let before = of_device.fetch_add(1, Ordering::Relaxed);
         // From here on, dropping the counts takes it back.
-        let counts = Arc::new(Counts {
-            unit,
-            successes: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
-            attached: AtomicU32::new(0),
-            of_device: Arc::clone(of_device),
-        });
+        let counts = Counts::new(unit, of_device);
         let wanted = u64::from(before) + 1;
         let limits = self.limits();
         (limits.check(Limit::MaxCompCntr, wanted))
@@ -170,6 +59,23 @@ impl Context {
 }
 
 impl CompletionCounter {
+    /// Attaches the counter to a queue pair of this context.
+    pub(crate) fn attached(
+        &self,
+        operations: CountedOperations,
+        context: &Arc<ContextCore>,
+    ) -> Result<AttachedCounts, VerbError> {
+        context.require(Features::COMPLETION_COUNTERS)?;
+        if !Arc::ptr_eq(context, &self.context) {
+            let reason = "must be of the same device as the queue pair";
+            return Err(VerbError::argument("comp_cntr", reason));
+        }
+        if operations.is_empty() {
+            return Err(VerbError::argument("op_mask", "must name an operation"));
+        }
+        Ok(AttachedCounts::new(&self.counts, operations))
+    }
+
     /// Returns the count of requests that have succeeded, or of their bytes.
     #[doc(alias = "ibv_read_comp_cntr")]
     pub fn successes(&self) -> u64 {

@@ -44,7 +44,7 @@ pub use crate::contract::{
 pub use crate::control::{
     Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,
 };
-pub use crate::counter::{AttachedCounts, Counts};
+pub use crate::counts::{AttachedCounts, Counts};
 pub use crate::error::{RegistryError, errno_of};
 pub use crate::fork::{ForkLock, MadeOnce, PerProcess, forks};
 pub use crate::lifecycle::Outcome;

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use verbs_api::Features;
-use verbs_api::counter::{CompletionCounter, CountedOperations, CountedUnit};
+use verbs_api::completion::{CompletionCounter, CountedOperations, CountedUnit};
 
 use crate::abi::{
     IbvCompCntr, IbvCompCntrCaps, IbvCompCntrInitAttr, IbvContext, IbvQp, IbvQpAttachCompCntrAttr,

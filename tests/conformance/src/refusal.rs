@@ -5,7 +5,7 @@ use verbs_api::{
     Access, DestroyError, ErrorKind, Features, Memory, MrOptions, Operations, PageList, Pd,
     QpOptions, RKey, SrqOptions, Started, VerbError,
     capability::BaselineGaps,
-    counter::CountedUnit,
+    completion::CountedUnit,
     ids::Gid,
     memory::{MrReregister, MwType},
     wr::{self, PostReason, WorkRequest},

@@ -122,7 +122,7 @@ bitflags! {
         const MULTICAST = 1 << 12;
         /// Counters of completions, successes and errors apart.
         ///
-        /// * Guarantees: [`CompletionCounter`](crate::counter::CompletionCounter)s count sends, receives, reads and writes of queue
+        /// * Guarantees: [`CompletionCounter`](crate::completion::CompletionCounter)s count sends, receives, reads and writes of queue
         ///   pairs.
         /// * Limits: [`Limit::MaxCompCntr`](crate::Limit::MaxCompCntr).
         /// * Who: emulated devices, of either transport; AWS EFA in hardware.

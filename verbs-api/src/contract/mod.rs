@@ -18,7 +18,7 @@ use crate::ah::AhOps;
 use crate::as_any::AsAny;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::control::Reply;
-use crate::counter::AttachedCounts;
+use crate::counts::AttachedCounts;
 use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
 use crate::ids::{Gid, LKey, Port, Psn, Qpn, RKey};

@@ -10,7 +10,8 @@ use crate::capability::{BaselineGaps, Features};
 use crate::context::{Context, Opened};
 use crate::contract::{QpInit, QpOps};
 use crate::control::{Reply, Started};
-use crate::counter::{AttachedCounts, CompletionCounter, CountedOperations};
+use crate::counter::CompletionCounter;
+use crate::counts::CountedOperations;
 use crate::cq::CqObject;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
@@ -610,7 +611,7 @@ impl Qp {
         operations: CountedOperations,
     ) -> Result<(), VerbError> {
         self.object.node.check_live()?;
-        let attached = AttachedCounts::new(counter, operations, &self.object.context)?;
+        let attached = counter.attached(operations, &self.object.context)?;
         self.ops().attach_counter(attached)
     }
 

@@ -1,8 +1,8 @@
 //! Completing requests: their completions, the buffers and slots that they return, and flushing after a failure.
 
 use verbs_api::WcStatus;
+use verbs_api::completion::CountedOperations;
 use verbs_api::completion::WcOpcode;
-use verbs_api::counter::CountedOperations;
 use verbs_api::ids::Qpn;
 use verbs_api::qp::QpType;
 use verbs_api::wr::SendFlags;

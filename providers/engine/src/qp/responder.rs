@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use verbs_api::completion::CountedOperations;
 use verbs_api::completion::WcOpcode;
-use verbs_api::counter::CountedOperations;
 use verbs_api::event::EventType;
 use verbs_api::ids::Qpn;
 use verbs_api::memory::{Loan, Span};

@@ -6,6 +6,7 @@ use verbs_api::provider::DeviceOps;
 use verbs_api::{
     Features, QpOptions, Transport, VerbError, WcStatus,
     capability::{AtomicScope, BaselineGaps, PortCaps},
+    event::EventType,
     extension::Extensions,
     ids::LinkAddress,
     wr::{self, PostReason},
@@ -53,6 +54,17 @@ fn features_without_a_linked_emulation_are_gaps() {
             .gaps
             .contains(BaselineGaps::NO_BMME | BaselineGaps::NO_READ_WITH_INVALIDATE)
     );
+}
+
+#[test]
+fn a_change_of_the_ports_speed_is_reported_once() {
+    let lab = Lab::direct();
+    let speed = || lab.a.context.query_port(1).unwrap().speed;
+    assert_eq!(speed(), 2_500);
+    lab.a.device.set_port_speed(100_000);
+    lab.a.device.set_port_speed(100_000);
+    assert_eq!(speed(), 100_000);
+    assert_eq!(lab.a.events(), [EventType::DeviceSpeedChange]);
 }
 
 // covers 1.13 2.61
