@@ -135,7 +135,11 @@ fn a_region_by_structure_names_its_memory_once() {
         attr.comp_mask = mask;
         (attr.length, attr.access) = (64, LOCAL_WRITE);
         (attr.addr, attr.fd) = (memory.as_mut_ptr().cast(), file.as_raw_fd());
-        attr.iova = 0x1000;
+        // Its offset in its page is that of the address, or of the file.
+        attr.iova = match mask & mr_init_attr::FD {
+            0 => 0x1000 | (memory.as_ptr().addr() as u64 & 0xfff),
+            _ => 0x1000,
+        };
         attr
     };
     use mr_init_attr::{ADDR, BUF, DMAH, FD, FD_OFFSET, IOVA};
