@@ -44,7 +44,7 @@ impl Region {
         pd: &Live<IbvPd>,
         init: &MrInit,
     ) -> Result<Self, VerbError> {
-        check_rights(init.access)?;
+        check_rights(init.access, init.on_demand)?;
         let mr = match init.private {
             true => register_unseen(&context, pd, init),
             false => pd.reg_mr(&init.memory, init.iova, init.access),
@@ -101,7 +101,7 @@ impl Shared {
     }
 
     fn rereg(&self, change: MrChange) -> Result<(), VerbError> {
-        check_rights(change.access.unwrap_or_default())?;
+        check_rights(change.access.unwrap_or_default(), false)?;
         let pd: Option<Arc<Domain>> = match &change.pd {
             Some(pd) => Some(own(pd, "pd")?),
             None => None,
@@ -153,10 +153,11 @@ impl MrOps for Region {
     }
 }
 
-/// Refuses access rights that no device reports to support. A device that ignores unknown bits would use wrong addresses
-/// for a zero-based region.
-fn check_rights(access: Access) -> Result<(), VerbError> {
+/// Refuses access rights, and registration on demand, that no device reports to support. A device that ignores unknown bits
+/// would use wrong addresses for a zero-based region.
+fn check_rights(access: Access, on_demand: bool) -> Result<(), VerbError> {
     let mut missing = Features::empty();
+    missing.set(Features::ON_DEMAND, on_demand);
     missing.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
     let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     missing.set(Features::FLUSH, access.intersects(flushes));
