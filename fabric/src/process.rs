@@ -1,7 +1,8 @@
 //! The process that holds a fabric: one thread, which waits for messages of programs and for the time of outstanding requests.
 //!
 //! A program that dies is detached by the end of its connection. One that floods the process has its turn like all others:
-//! [`AT_ONCE`] messages, or one with a descriptor, after which the next is served. One that does not read loses what does not fit into its socket.
+//! 64 messages, or one with a descriptor, after which the next is served. One that does not read loses what does not fit into its
+//! socket.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};

@@ -84,9 +84,13 @@ fn a_link_is_cut_and_joined_by_the_command() {
 fn a_program_finds_its_adapter_below_sys() {
     let fabric = Fabric::new();
     let of = |node| {
-        let script = "cat /sys/class/infiniband/fabric0/ports/1/state; cat /sys/class/infiniband/fabric0/node_desc; cat /sys/class/infiniband_mad/issm0/port";
-        let run = ["run", "--fabric", &fabric.socket, "--node", node];
-        text(&[&run[..], &["sh", "-c", script]].concat())
+        let run = ["run", "--fabric", &fabric.socket, "--node", node, "cat"];
+        let files = [
+            "/sys/class/infiniband/fabric0/ports/1/state",
+            "/sys/class/infiniband/fabric0/node_desc",
+            "/sys/class/infiniband_mad/issm0/port",
+        ];
+        text(&[&run[..], &files].concat())
     };
     assert_eq!(of("B"), "2: INIT\nB\n1\n");
     let run = ["run", "--fabric", &fabric.socket, "--node", "C", "true"];
