@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use delegate::delegate;
 use verbs_api::ids::{Gid, Psn, Qpn};
-use verbs_api::provider::{PostOps, QpOps, Reply};
+use verbs_api::provider::{AttachedCounts, PostOps, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpStatus};
 use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, WorkRequest};
 use verbs_api::{QpEndpoint, RKey, VerbError};
@@ -63,6 +63,7 @@ impl QpOps for QueuePair {
             fn keep_receives(&self);
             fn query(&self) -> Result<QpStatus, VerbError>;
             fn counters(&self) -> QpCounters;
+            fn attach_counter(&self, counts: AttachedCounts) -> Result<(), VerbError>;
             fn bind_mw(&self, bind: BindWindow<'_>) -> Result<RKey, PostReason>;
             fn attach_multicast(&self, group: Gid, reply: Reply<()>);
             fn detach_multicast(&self, group: Gid, reply: Reply<()>);
