@@ -13,18 +13,23 @@ use polyverbs_fabric::members::{Outgoing, Registration};
 use polyverbs_fabric::protocol::{Front, LONGEST, Request};
 use polyverbs_libibverbs::cancel::sleep_in;
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_management::agent_table::{OUI_CLASSES, has_rmpp};
 use polyverbs_management::{Address, GlobalRoute};
 use polyverbs_wire::mad::MAD_LEN;
-use verbs_api::provider::Mutex;
+use verbs_api::provider::ForkLock;
 
 use crate::abi::{IbMadAddr, IbUserMad, UmadRegAttr};
 use crate::setup::errno_of;
 
 /// The flag of [`register2`] by which a program makes and takes segments itself.
 const USER_RMPP: u32 = 1;
-/// The vendor classes whose MADs name their vendor, and the vendor if a program does not name one.
-const OUI_CLASSES: std::ops::RangeInclusive<c_int> = 0x30..=0x4f;
+/// The vendor of a class that needs one, if a program does not name one.
 const OPENIB: [u8; 3] = [0x00, 0x14, 0x05];
+
+/// Whether the MADs of a class name their vendor.
+fn needs_oui(class: c_int) -> bool {
+    u8::try_from(class).is_ok_and(|class| OUI_CLASSES.contains(&class))
+}
 
 fn borrowed<'a>(port: c_int) -> Result<BorrowedFd<'a>, Errno> {
     if port < 0 {
@@ -55,11 +60,7 @@ pub unsafe extern "C-unwind" fn register(
     rmpp_version: u8,
     mask: *const c_long,
 ) -> c_int {
-    let oui = if OUI_CLASSES.contains(&class) {
-        OPENIB
-    } else {
-        [0; 3]
-    };
+    let oui = if needs_oui(class) { OPENIB } else { [0; 3] };
     // SAFETY: as the caller promises.
     let methods = unsafe { methods_of(mask) };
     let registered = registration(class, version, rmpp_version, oui, methods)
@@ -78,7 +79,7 @@ pub unsafe extern "C-unwind" fn register_oui(
     oui: *const [u8; 3],
     mask: *const c_long,
 ) -> c_int {
-    if !OUI_CLASSES.contains(&class) {
+    if !needs_oui(class) {
         return negative(Err(Errno::INVAL));
     }
     // SAFETY: as the caller promises.
@@ -117,7 +118,7 @@ fn register_by(port: c_int, attr: &mut UmadRegAttr) -> Result<c_int, Errno> {
         attr.flags = USER_RMPP;
         return Err(Errno::INVAL);
     }
-    if OUI_CLASSES.contains(&class) && (attr.oui == 0 || attr.oui > 0xff_ffff) {
+    if needs_oui(class) && (attr.oui == 0 || attr.oui > 0xff_ffff) {
         return Err(Errno::INVAL);
     }
     let [_, oui @ ..] = attr.oui.to_be_bytes();
@@ -146,13 +147,12 @@ fn registration(
     methods: u128,
 ) -> Result<Registration, Errno> {
     let byte = |number: c_int| u8::try_from(number).map_err(|_| Errno::INVAL);
-    // The classes whose messages may have several segments.
-    let has_segments = matches!(class, 3 | 0x06 | 0x10 | 0x12) || OUI_CLASSES.contains(&class);
-    if rmpp_version > 1 || (rmpp_version == 1 && !has_segments) {
+    let class = byte(class)?;
+    if rmpp_version > 1 || (rmpp_version == 1 && !has_rmpp(class)) {
         return Err(Errno::INVAL);
     }
     Ok(Registration {
-        class: byte(class)?,
+        class,
         class_version: byte(version)?,
         oui,
         methods,
@@ -299,7 +299,7 @@ struct Taken {
 /// Takes the next message if there is room for it. Otherwise the message stays, and its beginning is returned.
 fn take(port: c_int, room: usize) -> Result<Taken, Errno> {
     /// Another thread might otherwise take the message whose length this one has seen. Neither waits here.
-    static TAKING: Mutex<()> = Mutex::new(());
+    static TAKING: ForkLock<()> = ForkLock::new(());
     let port = borrowed(port)?;
     let taking = TAKING.lock();
     let (front, first) = client::peek(port).map_err(|error| errno_of(&error))?;
