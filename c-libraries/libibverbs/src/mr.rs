@@ -143,13 +143,18 @@ unsafe fn register(
         let state = unsafe { MrObject::own(made) }?;
         *state.kept.lock() = Some(Kept::new(addr, length, &state.mr));
         // SAFETY: as before.
-        let added = unsafe { add_sink(made, rights) };
-        added.inspect_err(|_| {
-            // SAFETY: the program does not know it.
-            unsafe { dereg(made) };
-        })?;
+        unsafe { add_first_sink(made, rights) }?;
     }
     Ok(made)
+}
+
+// Adds the second key of a region that the program does not know yet, which is deregistered on failure.
+unsafe fn add_first_sink(made: *mut IbvMr, rights: Access) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { add_sink(made, rights) }.inspect_err(|_| {
+        // SAFETY: as the caller promises.
+        unsafe { dereg(made) };
+    })
 }
 
 // Registers a second key for the destinations of RDMA reads, on devices that need it, in place of the region's previous
@@ -220,11 +225,7 @@ unsafe fn made_with(
     let state = unsafe { MrObject::own(made) }?;
     *state.memory.lock() = Some(memory);
     // SAFETY: just made.
-    let added = unsafe { add_sink(made, rights) };
-    added.inspect_err(|_| {
-        // SAFETY: the program does not know it.
-        unsafe { dereg(made) };
-    })?;
+    unsafe { add_first_sink(made, rights) }?;
     Ok(made)
 }
 

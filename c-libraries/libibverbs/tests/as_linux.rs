@@ -1,8 +1,10 @@
 //! Behaviour of a kernel's devices that programs rely on, where the manual pages say nothing or otherwise.
 #![allow(unsafe_code)]
 
+mod c;
+
 use std::ffi::{c_int, c_uint, c_void};
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::{mem, ptr};
 
@@ -13,6 +15,8 @@ use polyverbs_libibverbs::abi::{
 };
 use polyverbs_libibverbs::{cq, device, mr, mw, open, pd, post, qp, qp_ex, query};
 
+use c::{call, last, zeroed};
+
 const DEVICES: &str = "[[device]]\nname = \"ib0\"\nwire = false\n";
 const PAGE: usize = 4096;
 const LOCAL_WRITE: c_int = 1;
@@ -21,18 +25,6 @@ const REMOTE_READ: c_int = 1 << 2;
 const CHANGE_TRANSLATION: c_int = 1;
 const MIN_RNR_TIMER: c_int = 1 << 15;
 const WRONG_ARGUMENT: c_int = -1;
-
-// A call of a function of C.
-macro_rules! call {
-    ($call:expr) => {{
-        // SAFETY: pointers are to memory of the test or objects of the library, or are ones that it must refuse.
-        unsafe { $call }
-    }};
-}
-
-fn last() -> Option<c_int> {
-    io::Error::last_os_error().raw_os_error()
-}
 
 /// Three pages, the one in the middle not mapped.
 fn pages_with_a_hole() -> *mut u8 {
@@ -50,12 +42,6 @@ fn pages_with_a_hole() -> *mut u8 {
 fn open() -> *mut IbvContext {
     test_kit::configure(DEVICES);
     open::open_device(device::devices()[0].as_public())
-}
-
-// A structure of numbers and null pointers.
-fn zeroed<T>() -> T {
-    // SAFETY: zeros are a value of all structures of C that the tests use.
-    unsafe { mem::zeroed() }
 }
 
 fn register(pd: *mut IbvPd, addr: *mut u8, length: usize, flags: c_int) -> *mut IbvMr {

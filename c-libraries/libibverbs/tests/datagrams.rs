@@ -1,6 +1,8 @@
 //! Datagrams as a C program receives them: the fields of the completion that describe the packet.
 #![allow(unsafe_code)]
 
+mod c;
+
 use std::ffi::{c_int, c_void};
 use std::{mem, ptr};
 
@@ -9,6 +11,8 @@ use polyverbs_libibverbs::abi::{
     IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, Ud, cq_ex, qp_type,
 };
 use polyverbs_libibverbs::{ah, cq, device, mr, open, pd, post, qp, query};
+
+use c::{call, last, zeroed};
 
 const DEVICES: &str = r#"
 [[device]]
@@ -29,27 +33,13 @@ const WITH_GRH: u32 = 1;
 const SIGNALED: u32 = 2;
 const SEND: c_int = 2;
 
-// A call of a function of the library, as C makes it.
-macro_rules! call {
-    ($call:expr) => {{
-        // SAFETY: pointers are to memory of the test or objects of the library, and one thread uses them.
-        unsafe { $call }
-    }};
-}
-
-// A structure of numbers and null pointers.
-fn zeroed<T>() -> T {
-    // SAFETY: zeros are a value of all structures of C that the test uses.
-    unsafe { mem::zeroed() }
-}
-
 fn open(name: &str) -> *mut IbvContext {
     test_kit::configure(DEVICES);
     let found = device::devices()
         .iter()
         .find(|listed| listed.name().to_str() == Ok(name));
     let opened = open::open_device(found.unwrap().as_public());
-    assert!(!opened.is_null(), "{}", std::io::Error::last_os_error());
+    assert!(!opened.is_null(), "{:?}", last());
     opened
 }
 

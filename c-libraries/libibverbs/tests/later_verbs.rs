@@ -2,6 +2,8 @@
 //! completion counters.
 #![allow(unsafe_code)]
 
+mod c;
+
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::{io, mem, ptr};
@@ -14,6 +16,8 @@ use polyverbs_libibverbs::abi::{
 };
 use polyverbs_libibverbs::{buf, counter, cq, device, dm, dmah, mr, open, pd, post, qp, query};
 
+use c::{call, last, zeroed};
+
 const DEVICES: &str = "[[device]]\nname = \"ib0\"\nwire = false\n\
     [[device]]\nname = \"ib1\"\nwire = false\naddress = \"127.0.0.2\"\n\
     [[device]]\nname = \"iw0\"\nwire = false\ntransport = \"iwarp\"\n";
@@ -22,24 +26,6 @@ const REMOTE_WRITE: c_int = 1 << 1;
 const REMOTE_READ: c_int = 1 << 2;
 const MW_BIND: c_int = 1 << 4;
 const PAGE: usize = 4096;
-
-// A call of a function of C.
-macro_rules! call {
-    ($call:expr) => {{
-        // SAFETY: pointers are to memory of the test or objects of the library, or are ones that it must refuse.
-        unsafe { $call }
-    }};
-}
-
-fn last() -> Option<c_int> {
-    io::Error::last_os_error().raw_os_error()
-}
-
-// A structure of numbers and null pointers.
-fn zeroed<T>() -> T {
-    // SAFETY: zeros are a value of all structures of C that the tests use.
-    unsafe { mem::zeroed() }
-}
 
 /// An open device with a protection domain.
 struct Opened {
