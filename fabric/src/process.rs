@@ -90,7 +90,7 @@ impl Process {
         for event in &events[..count] {
             match event.data.u64() {
                 token if token == STOP.u64() => return Ok(false),
-                token if token == LISTENER.u64() => self.accept()?,
+                token if token == LISTENER.u64() => self.accept(),
                 token => self.serve(token),
             }
         }
@@ -110,28 +110,25 @@ impl Process {
         Timespec::try_from(deadline.saturating_sub(self.now())).ok()
     }
 
-    fn accept(&mut self) -> io::Result<()> {
+    fn accept(&mut self) {
         while self.clients.len() < MOST_CLIENTS {
             // Without a free descriptor, the next connection or the end of one makes the process try again.
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(socket) = accept_with(&self.listener, flags) else {
-                return Ok(());
+                return;
             };
             if !sockets::is_admitted(socket.as_fd()).unwrap_or(false) {
                 continue;
             }
             self.last_token += 1;
             let token = self.last_token;
-            epoll::add(
-                &self.ready,
-                &socket,
-                EventData::new_u64(token),
-                EventFlags::IN,
-            )?;
-            let member = None;
-            self.clients.insert(token, Client { socket, member });
+            let data = EventData::new_u64(token);
+            // A connection that the system cannot watch ends; the others go on.
+            if epoll::add(&self.ready, &socket, data, EventFlags::IN).is_ok() {
+                let member = None;
+                self.clients.insert(token, Client { socket, member });
+            }
         }
-        Ok(())
     }
 
     fn close(&mut self, token: u64) {

@@ -16,6 +16,7 @@ use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, fcntl_get_seals, memfd_create};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
@@ -49,7 +50,10 @@ impl FabricName {
     /// Connects to the process that holds the name.
     pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
         let socket = unconnected(SocketFlags::CLOEXEC)?;
+        // A process that holds the name and accepts nothing, which may be another user's, holds up no program for ever.
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         connect(&socket, &self.address()?)?;
+        set_socket_timeout(&socket, Timeout::Send, None)?;
         if is_admitted(socket.as_fd())? {
             Ok(socket)
         } else {
@@ -240,7 +244,7 @@ pub(crate) fn wait(socket: BorrowedFd<'_>, time: Duration) -> io::Result<()> {
     }
 }
 
-/// How long a program waits for a reply of the fabric process, which answers at once.
+/// How long a program waits for the fabric process to take its connection or to reply, which it does at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BACKLOG: i32 = 128;
 
