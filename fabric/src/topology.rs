@@ -13,8 +13,8 @@
 //!
 //! The first line has the kind of the node, the number of its ports, and its name. The other lines are links, each with the
 //! port and the neighbor's name and port. A link may stand at both of its ends, but then both lines must agree. A comment may
-//! carry the description of the node, and width and speed of a link, where ibnetdiscover prints them. Lines before a record,
-//! such as `caguid=0x10`, set numbers of the node in that record.
+//! carry the description of the node, and width and speed of a link, where ibnetdiscover prints them. The GUIDs of a node are in
+//! lines before its record, such as `caguid=0x10`.
 
 mod parse;
 mod write;
