@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
+use tempfile::TempDir;
 
 use crate::installed::Content;
 use crate::output::complain;
@@ -68,8 +69,7 @@ impl Libraries {
     }
 
     /// Finds the libraries, also for a command that was installed by `cargo install`, which omits libraries: at the first
-    /// use they are built in the clone that the command was built from, and installed where [`find`](Self::find) looks for
-    /// them.
+    /// use they are built from the [sources](Sources) of the command, and installed where [`find`](Self::find) looks for them.
     pub(crate) fn find_or_build() -> anyhow::Result<Self> {
         let missing = match Self::find() {
             Ok(found) => return Ok(found),
@@ -79,11 +79,11 @@ impl Libraries {
         let bin = command
             .parent()
             .filter(|bin| bin.file_name() == Some(OsStr::new("bin")));
-        let Some(bin) = bin.filter(|bin| is_installed_by_cargo(bin) && is_own(Path::new(CLONE)))
-        else {
+        let Some(bin) = bin.filter(|bin| is_installed_by_cargo(bin)) else {
             return Err(missing);
         };
-        let built = build()?;
+        let sources = Sources::find()?;
+        let built = sources.build()?;
         for (target, content) in built.installed_in(&bin.with_file_name("lib").join("polyverbs")) {
             content.install(&target)?;
         }
@@ -148,45 +148,114 @@ fn is_own(clone: &Path) -> bool {
     manifest.is_some() && manifest == owner(Path::new("/proc/self"))
 }
 
-fn build() -> anyhow::Result<Libraries> {
-    complain(&format!(
-        "the libraries of `run` are built, this once, in {CLONE}"
-    ));
-    Ok(Libraries {
-        verbs: build_library("polyverbs-c-libraries", BUILT)?,
-        folder: None,
-        redirect: build_library("polyverbs-redirect", REDIRECT)?,
-        rds: build_library("polyverbs-rds-sockets", RDS)?,
-    })
+/// The sources of the libraries: the clone that the command was built from, or a project that depends on the packages of this
+/// version, which cargo downloads as it downloaded the command.
+enum Sources {
+    Clone,
+    Packages(TempDir),
 }
 
-// By itself: cargo optimises a library for C across crates only where it is no library of Rust at the same time.
-fn build_library(package: &str, name: &str) -> anyhow::Result<PathBuf> {
-    let cargo = Command::new("cargo")
-        .current_dir(CLONE)
-        .args(["rustc", "--profile", "dist", "-p", package])
-        .args(["--lib", "--crate-type", "cdylib"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run cargo")?;
-    anyhow::ensure!(
-        cargo.status.success(),
-        "{name} could not be built in {CLONE}"
-    );
-    let messages = String::from_utf8_lossy(&cargo.stdout);
-    let messages = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
-    let mut files = messages.flat_map(|message: serde_json::Value| {
-        let files = message["filenames"].as_array().cloned().unwrap_or_default();
-        files
-            .into_iter()
-            .filter_map(|file| Some(PathBuf::from(file.as_str()?)))
-    });
-    let found = files.find(|file| file.ends_with(name));
-    found.with_context(|| format!("cargo built no {name}"))
+impl Sources {
+    fn find() -> anyhow::Result<Self> {
+        if is_own(Path::new(CLONE)) {
+            return Ok(Self::Clone);
+        }
+        let project = TempDir::new().context("cannot make a folder to build the libraries in")?;
+        let write = |name, text: &str| {
+            let file = project.path().join(name);
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+        };
+        write("Cargo.toml", PROJECT)?;
+        write("lib.rs", "")?;
+        Ok(Self::Packages(project))
+    }
+
+    fn folder(&self) -> &Path {
+        match self {
+            Self::Clone => Path::new(CLONE),
+            Self::Packages(project) => project.path(),
+        }
+    }
+
+    fn build(&self) -> anyhow::Result<Libraries> {
+        complain(&match self {
+            Self::Clone => format!("the libraries of `run` are built, this once, in {CLONE}"),
+            Self::Packages(_) => "the libraries of `run` are built, this once".to_owned(),
+        });
+        Ok(Libraries {
+            verbs: self.build_library("polyverbs-c-libraries", BUILT)?,
+            folder: None,
+            redirect: self.build_library("polyverbs-redirect", REDIRECT)?,
+            rds: self.build_library("polyverbs-rds-sockets", RDS)?,
+        })
+    }
+
+    // By itself: cargo optimises a library for C across crates only where it is no library of Rust at the same time.
+    fn build_library(&self, package: &str, name: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.folder();
+        let cargo = Command::new("cargo")
+            .current_dir(folder)
+            .args(["rustc", "--profile", "dist", "-p", package])
+            .args(["--lib", "--crate-type", "cdylib"])
+            .arg("--message-format=json-render-diagnostics")
+            .stderr(Stdio::inherit())
+            .output()
+            .context("cannot run cargo")?;
+        anyhow::ensure!(
+            cargo.status.success(),
+            "{name} could not be built in {}",
+            folder.display()
+        );
+        let messages = String::from_utf8_lossy(&cargo.stdout);
+        let messages = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let mut files = messages.flat_map(|message: serde_json::Value| {
+            let files = message["filenames"].as_array().cloned().unwrap_or_default();
+            files
+                .into_iter()
+                .filter_map(|file| Some(PathBuf::from(file.as_str()?)))
+        });
+        let found = files.find(|file| file.ends_with(name));
+        found.with_context(|| format!("cargo built no {name}"))
+    }
 }
+
+/// The manifest of a project that has the packages of the libraries, with the profile in which the libraries are shipped.
+const PROJECT: &str = concat!(
+    r#"
+[package]
+name = "polyverbs-libraries"
+edition = "2024"
+
+[lib]
+path = "lib.rs"
+
+[dependencies]
+polyverbs-c-libraries = "="#,
+    env!("CARGO_PKG_VERSION"),
+    r#""
+polyverbs-redirect = "="#,
+    env!("CARGO_PKG_VERSION"),
+    r#""
+polyverbs-rds-sockets = "="#,
+    env!("CARGO_PKG_VERSION"),
+    r#""
+
+[profile.dist]
+inherits = "release"
+lto = "thin"
+codegen-units = 1
+
+# As in the project's own manifest: a sum of a peer's numbers that does not fit is a panic.
+[profile.dist.package]
+polyverbs-connection.overflow-checks = true
+polyverbs-wire.overflow-checks = true
+polyverbs-management.overflow-checks = true
+polyverbs-fabric.overflow-checks = true
+polyverbs-librdmacm.overflow-checks = true
+"#
+);
 
 // Separators in the dynamic linker's lists.
 fn is_one(path: &Path) -> bool {

@@ -12,8 +12,16 @@
 //! port for several processes) and [`reactor`] (which thread reads).
 #![deny(unsafe_code)]
 
+#[cfg(all(feature = "sockets", not(target_os = "linux")))]
+compile_error!(
+    "links to other processes and machines need Linux; elsewhere depend on `polyverbs` with `default-features = false, \
+     features = [\"emulated\"]`, which has devices within the process"
+);
+
 pub mod emulated;
+#[cfg(target_os = "linux")]
 mod fence;
+#[cfg(target_os = "linux")]
 mod large_pages;
 pub mod sim;
 pub mod timer;

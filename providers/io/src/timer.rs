@@ -64,7 +64,9 @@ impl RealHost {
     }
 
     fn new() -> Arc<Self> {
+        #[cfg(target_os = "linux")]
         crate::fence::offer();
+        #[cfg(target_os = "linux")]
         crate::large_pages::offer();
         Arc::new(Self {
             clock: Clock::new(),
@@ -216,11 +218,17 @@ impl Era {
     }
 }
 
+/// The clock that is read without access to a clock device, because the kernel notes the time at each tick.
+#[cfg(target_os = "linux")]
+const COARSE: ClockId = ClockId::CLOCK_MONOTONIC_COARSE;
+#[cfg(not(target_os = "linux"))]
+const COARSE: ClockId = ClockId::CLOCK_MONOTONIC;
+
 impl Clock {
     fn new() -> Self {
         Self {
             start: read(ClockId::CLOCK_MONOTONIC),
-            tick: clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, nanoseconds),
+            tick: clock_getres(COARSE).map_or(0, nanoseconds),
         }
     }
 
@@ -233,9 +241,8 @@ impl Clock {
         self.since_start(read(ClockId::CLOCK_MONOTONIC))
     }
 
-    // The kernel notes the time at each tick, so reading it needs no access to a clock device.
     fn soon(self) -> Time {
-        self.soon_after(read(ClockId::CLOCK_MONOTONIC_COARSE))
+        self.soon_after(read(COARSE))
     }
 
     // The time of the next tick, at which the kernel notes a later time.
@@ -244,7 +251,7 @@ impl Clock {
     }
 }
 
-// Every Linux has these clocks.
+// Every system has these clocks.
 fn read(clock: ClockId) -> u64 {
     clock_gettime(clock).map_or(0, nanoseconds)
 }

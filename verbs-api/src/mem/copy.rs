@@ -21,15 +21,15 @@
 // Raw memory of the program is accessed by address; there is no safe type for it.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::faults;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub use super::signals::{outlive_faults, program_action};
 
 /// Evaluates this expression if the access that was just made has faulted.
 macro_rules! again {
     ($($instead:tt)*) => {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if faults::are_noted() && faults::was_ours() {
             $($instead)*;
         }
@@ -153,7 +153,7 @@ unsafe fn copy_rest(dst: *mut u8, src: *const u8, len: usize) {
 ///
 /// # Safety
 /// As [`copy`].
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(any(test, not(all(target_arch = "x86_64", target_os = "linux"))))]
 unsafe fn copy_bytes(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let mut at = 0;
     while at < len && !is_aligned(dst.wrapping_add(at), src.wrapping_add(at)) {
@@ -168,7 +168,7 @@ unsafe fn copy_bytes(dst: *mut u8, src: *const u8, len: usize) -> usize {
 ///
 /// # Safety
 /// As [`copy`].
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(any(test, not(all(target_arch = "x86_64", target_os = "linux"))))]
 unsafe fn copy_portable(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's promise; the rest is aligned, or empty.
     unsafe {
@@ -177,16 +177,16 @@ unsafe fn copy_portable(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 use atomics::{compare_exchange, load, piece_1, piece_2, piece_4, piece_8, piece_32, store};
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 use copy_portable as copy_other;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use x86_64::{
     compare_exchange, copy_other, load, piece_1, piece_2, piece_4, piece_8, piece_32, store,
 };
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 mod atomics {
     use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -251,7 +251,7 @@ mod atomics {
 
 /// The copies for x86-64, where each load acquires and each store releases, and an access within an aligned 8-byte word is
 /// atomic.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod x86_64 {
     use core::arch::asm;
     use core::ops::Range;

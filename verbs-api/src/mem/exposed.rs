@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::ftruncate;
 use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -55,6 +55,25 @@ pub struct OutOfRange {
     pub size: usize,
 }
 
+/// Makes an empty file without a name.
+#[cfg(target_os = "linux")]
+fn unnamed_file() -> io::Result<OwnedFd> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(memfd_create("rdma", flags)?)
+}
+
+/// Makes an empty file, and takes its name away.
+#[cfg(not(target_os = "linux"))]
+fn unnamed_file() -> io::Result<OwnedFd> {
+    let name = format!("rdma-{:016x}", crate::random::random());
+    let path = std::env::temp_dir().join(name);
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file.into())
+}
+
 impl Memory {
     /// Allocates `length` zeroed bytes at a page boundary.
     ///
@@ -84,7 +103,7 @@ impl Memory {
     /// `EINVAL`: `length` is 0. Else the system has no such memory, or refuses such files.
     #[doc(alias = "ibv_alloc_buf")]
     pub fn shared(length: usize) -> io::Result<(Self, OwnedFd)> {
-        let file = memfd_create("rdma", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = unnamed_file()?;
         ftruncate(&file, length as u64)?;
         let memory = Self::map_file(file.as_fd(), 0, length)?;
         Ok((memory, file))

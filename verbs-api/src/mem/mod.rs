@@ -3,7 +3,7 @@
 mod allocation;
 pub mod copy;
 mod exposed;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod faults;
 mod loan;
 mod page_list;
@@ -11,7 +11,7 @@ mod private;
 mod region;
 mod resident;
 mod sge;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod signals;
 mod span;
 mod window;

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 /// The options for AddressSanitizer.
 pub(super) const ADDRESS: &str = "verify_asan_link_order=0";
 
-const THREAD: &str = include_str!("../../../../c-libraries/redirect/thread-sanitizer.supp");
+const THREAD: &str = include_str!("thread-sanitizer.supp");
 
 /// Returns the options for ThreadSanitizer: the user's, and a file of suppressions that contains the user's and this
 /// project's.

@@ -8,8 +8,8 @@ use project::{Build, builds, packages, text, workspace_root};
 
 /// The features of packages that bring sockets of the network, of which a program with `emulated` alone has none.
 const SOCKETS: &[(&str, &str)] = &[
-    ("emulated-ib", "sockets"),
-    ("emulated-iwarp", "sockets"),
+    ("polyverbs-emulated-ib", "sockets"),
+    ("polyverbs-emulated-iwarp", "sockets"),
     ("nix", "net"),
     ("nix", "socket"),
     ("polyverbs-io", "sockets"),
@@ -21,7 +21,7 @@ const FOREIGN: &[&str] = &[
     "async-io",
     "libloading",
     "mio",
-    "rdma-core-provider",
+    "polyverbs-rdma-core",
     "socket2",
     "tokio",
 ];
@@ -66,7 +66,7 @@ fn facade() -> serde_json::Value {
 #[test]
 fn devices_in_one_process_bring_no_sockets_and_no_loader() {
     let built = built("emulated");
-    assert!(contains(&built, "emulated-ib") && contains(&built, "emulated-iwarp"));
+    assert!(contains(&built, "polyverbs-emulated-ib") && contains(&built, "polyverbs-emulated-iwarp"));
     let sockets = sockets_of(&built);
     assert!(sockets.is_empty(), "{sockets:?}");
     for package in FOREIGN {
@@ -77,7 +77,7 @@ fn devices_in_one_process_bring_no_sockets_and_no_loader() {
 #[test]
 fn extensions_bring_no_loader_of_real_devices() {
     let built = built("emulated,extensions");
-    assert!(contains(&built, "xrc") && !contains(&built, "rdma-core-provider"));
+    assert!(contains(&built, "polyverbs-xrc") && !contains(&built, "polyverbs-rdma-core"));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn by_default_the_facade_has_all_devices_and_extensions() {
     let built = built(DEFAULT);
     assert_eq!(sockets_of(&built), SOCKETS);
     let optional = optional_packages();
-    assert!(optional.iter().any(|it| it == "rdma-core-provider"));
+    assert!(optional.iter().any(|it| it == "polyverbs-rdma-core"));
     for package in optional {
         assert!(contains(&built, &package), "{package} is not built");
     }

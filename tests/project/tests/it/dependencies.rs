@@ -8,9 +8,9 @@ use project::{Order, packages, shipped_dependencies, text, workspace_root};
 /// Development dependencies are free: tests may use higher layers.
 const ALLOWED: &[(&str, &[&str])] = &[
     // The API alone says what devices must show.
-    ("polyverbs-probes", &["verbs-api"]),
+    ("polyverbs-probes", &["polyverbs-verbs-api"]),
     // The engine knows no link and no transport, the formats know no engine.
-    ("polyverbs-engine", &["verbs-api"]),
+    ("polyverbs-engine", &["polyverbs-verbs-api"]),
     ("polyverbs-wire", &[]),
     // The agents of nodes know formats, and neither the engine nor a transport.
     ("polyverbs-management", &["polyverbs-wire"]),
@@ -20,76 +20,76 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["polyverbs-management", "polyverbs-wire"],
     ),
     // Links with a wire are generic over the codec that a driver gives them.
-    ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
+    ("polyverbs-io", &["polyverbs-verbs-api", "polyverbs-engine"]),
     // Drivers do not know each other. Only InfiniBand has agents for a subnet manager.
     (
-        "emulated-ib",
+        "polyverbs-emulated-ib",
         &[
-            "verbs-api",
+            "polyverbs-verbs-api",
             "polyverbs-engine",
             "polyverbs-wire",
             "polyverbs-management",
             "polyverbs-io",
         ],
     ),
-    ("emulated-iwarp", DRIVER),
+    ("polyverbs-emulated-iwarp", DRIVER),
     // The provider of real devices knows the contract and the layouts of C, and no engine.
-    ("rdma-core-provider", &["verbs-api", "polyverbs-abi"]),
+    ("polyverbs-rdma-core", &["polyverbs-verbs-api", "polyverbs-abi"]),
     // Connections know the formats of both transports, and no device.
     (
         "polyverbs-connection",
-        &["verbs-api", "polyverbs-engine", "polyverbs-wire"],
+        &["polyverbs-verbs-api", "polyverbs-engine", "polyverbs-wire"],
     ),
     // Extensions know the contract and the engine's hooks, and no driver.
-    ("block-loopback", EXTENSION),
-    ("bmme", EXTENSION),
-    ("low-latency-qp", EXTENSION),
-    ("masked-atomics", EXTENSION),
+    ("polyverbs-block-loopback", EXTENSION),
+    ("polyverbs-bmme", EXTENSION),
+    ("polyverbs-low-latency-qp", EXTENSION),
+    ("polyverbs-masked-atomics", EXTENSION),
     // XRC works on real devices too, and therefore knows their provider. Other processes see the names of its domains, and
     // `polyverbs-io` has all socket code.
     (
-        "xrc",
+        "polyverbs-xrc",
         &[
-            "verbs-api",
+            "polyverbs-verbs-api",
             "polyverbs-engine",
             "polyverbs-io",
-            "rdma-core-provider",
+            "polyverbs-rdma-core",
         ],
     ),
     // The facade names the default providers and extensions.
     (
         "polyverbs",
         &[
-            "verbs-api",
+            "polyverbs-verbs-api",
             "polyverbs-engine",
             "polyverbs-io",
-            "emulated-ib",
-            "emulated-iwarp",
-            "rdma-core-provider",
-            "block-loopback",
+            "polyverbs-emulated-ib",
+            "polyverbs-emulated-iwarp",
+            "polyverbs-rdma-core",
+            "polyverbs-block-loopback",
             "polyverbs-connection",
-            "bmme",
-            "low-latency-qp",
-            "masked-atomics",
-            "xrc",
+            "polyverbs-bmme",
+            "polyverbs-low-latency-qp",
+            "polyverbs-masked-atomics",
+            "polyverbs-xrc",
         ],
     ),
     // The verbs of C are on the facade; `polyverbs-c-libraries` only exports their names.
     (
         "polyverbs-libibverbs",
         &[
-            "verbs-api",
+            "polyverbs-verbs-api",
             "polyverbs",
             "polyverbs-abi",
             "polyverbs-configuration",
-            "block-loopback",
-            "xrc",
+            "polyverbs-block-loopback",
+            "polyverbs-xrc",
         ],
     ),
     (
         "polyverbs-librdmacm",
         &[
-            "verbs-api",
+            "polyverbs-verbs-api",
             "polyverbs",
             "polyverbs-abi",
             "polyverbs-connection",
@@ -107,14 +107,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The command writes the configuration of a program, and the libraries read it. Its manifest says why it names the formats.
     (
         "polyverbs-configuration",
-        &["verbs-api", "polyverbs", "polyverbs-wire"],
+        &["polyverbs-verbs-api", "polyverbs", "polyverbs-wire"],
     ),
     // The preloaded library redirects paths, and knows the owner of each descriptor.
     ("polyverbs-redirect", &[]),
     // Protocols on the facade name the extensions that they use.
     (
         "polyverbs-rds",
-        &["polyverbs", "masked-atomics", "polyverbs-wire"],
+        &["polyverbs", "polyverbs-masked-atomics", "polyverbs-wire"],
     ),
     (
         "polyverbs-rds-sockets",
@@ -127,19 +127,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // These are programs on the facade.
     (
-        "capability-matrix",
-        &["verbs-api", "polyverbs", "polyverbs-probes"],
+        "polyverbs-capability-matrix",
+        &["polyverbs-verbs-api", "polyverbs", "polyverbs-probes"],
     ),
     (
         "polyverbs-cli",
         &[
-            "verbs-api",
+            "polyverbs-verbs-api",
             "polyverbs-fabric",
             "polyverbs-wire",
             "polyverbs",
             "polyverbs-benches",
             "polyverbs-configuration",
-            "capability-matrix",
+            "polyverbs-capability-matrix",
             "polyverbs-dissect",
             "polyverbs-rds",
         ],
@@ -151,13 +151,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 const DRIVER: &[&str] = &[
-    "verbs-api",
+    "polyverbs-verbs-api",
     "polyverbs-engine",
     "polyverbs-io",
     "polyverbs-wire",
 ];
 
-const EXTENSION: &[&str] = &["verbs-api", "polyverbs-engine"];
+const EXTENSION: &[&str] = &["polyverbs-verbs-api", "polyverbs-engine"];
 
 /// Crates that make no OS calls, and the crates that they may therefore not depend on.
 const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-management", "polyverbs-wire"];

@@ -1,6 +1,5 @@
 //! The command shows the extension if one line of the program links it, and only then.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -64,32 +63,4 @@ fn every_command_shows_it_and_calls_itself_polyverbs() {
     assert!(!without.contains(ROW), "{without}");
     let usage = output("without-checksums", &["matrix", "--help"]);
     assert!(usage.contains("Usage: polyverbs matrix"), "{usage}");
-}
-
-#[test]
-fn nothing_of_the_project_knows_of_it() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../..");
-    let mut folders: Vec<_> = ["verbs-api", "providers", "extensions", "polyverbs"]
-        .into_iter()
-        .chain(["capability-matrix", "cli", "tests/conformance"])
-        .map(|folder| root.join(folder))
-        .collect();
-    let mut seen = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path
-                .extension()
-                .is_some_and(|is| is == "rs" || is == "toml")
-            {
-                let text = std::fs::read_to_string(&path).unwrap().to_lowercase();
-                assert!(!text.contains("acme-checksum"), "{}", path.display());
-                assert!(!text.contains("acme_checksum"), "{}", path.display());
-                seen += 1;
-            }
-        }
-    }
-    assert!(seen > 100, "{seen} files were compared");
 }
