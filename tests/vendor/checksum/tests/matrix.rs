@@ -1,5 +1,6 @@
 //! The command shows the extension if one line of the program links it, and only then.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
