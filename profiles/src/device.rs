@@ -1,6 +1,7 @@
 //! Emulated devices that are as a profile says.
 
 use std::fmt;
+use std::sync::Arc;
 
 use polyverbs::capability::{
     Baseline, BaselineGaps, DeviceAttributes, Direction, GidSlot, Identity,
@@ -8,10 +9,12 @@ use polyverbs::capability::{
 use polyverbs::emulated::{self, Appearance, EmulatedDeviceError, EmulatedOptions};
 use polyverbs::extension::Extensions;
 use polyverbs::{Device, Features, Limit, Transport, provider::RegistryError};
+use polyverbs_layer::layered;
 use thiserror::Error;
 
 use crate::ability::Ability;
 use crate::profile::Profile;
+use crate::quirks::{Met, Quirks};
 
 /// Why a device of a profile could not be made.
 #[derive(Clone, Debug, Error)]
@@ -148,9 +151,29 @@ impl Profile {
         options: &EmulatedOptions,
         except: &[String],
     ) -> Result<Device, ProfileDeviceError> {
+        self.device_telling(options, except, Arc::new(|_, _| ()))
+    }
+
+    /// As [`device`](Self::device); and `met` is told each time that a program meets a quirk.
+    ///
+    /// # Errors
+    /// As for [`device`](Self::device).
+    pub fn device_telling(
+        &self,
+        options: &EmulatedOptions,
+        except: &[String],
+        met: Met,
+    ) -> Result<Device, ProfileDeviceError> {
         self.check_except(except)?;
         let options = self.options(options)?;
-        Ok(emulated::device(self.kind(), &options)?)
+        let device = emulated::device(self.kind(), &options)?;
+        let quirks = self.quirks.iter();
+        let quirks = quirks.filter(|quirk| !except.contains(&quirk.name()));
+        // A device without quirks has no layer.
+        Ok(match Quirks::of(quirks, &device.attributes(), met) {
+            Some(hooks) => layered(&device, hooks),
+            None => device,
+        })
     }
 
     /// Checks that the profile has quirks of these names.

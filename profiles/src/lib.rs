@@ -22,6 +22,7 @@ mod device;
 mod error;
 mod format;
 mod profile;
+mod quirks;
 pub mod rule;
 mod shipped;
 
@@ -30,3 +31,4 @@ pub use check::{Answer, Wanted};
 pub use device::{ProfileDeviceError, Unmet};
 pub use error::ProfileError;
 pub use profile::{Evidence, Fact, IdentityFacts, PortFacts, Profile, Quirk, Sure};
+pub use quirks::Met;

@@ -78,16 +78,6 @@ pub enum Rule {
         /// The error number.
         errno: Errno,
     },
-    /// `qp-per-engine most=N, engines=N, errno=E`: completion queues belong to engines in turn, queue pairs to the engine of
-    /// their send completion queue, and each engine has its own maximum.
-    QpPerEngine {
-        /// How many queue pairs an engine has.
-        most: u64,
-        /// How many engines there are.
-        engines: u64,
-        /// The error number beyond.
-        errno: Errno,
-    },
     /// `qp-type-refused errno=E`: the error number for a queue pair of a type that the device lacks.
     QpTypeRefused {
         /// The error number.
@@ -159,7 +149,7 @@ words! {
 }
 
 /// The names of the rules, each with its parameters.
-const RULES: [(&str, &[&str]); 16] = [
+const RULES: [(&str, &[&str]); 15] = [
     ("attributes-remaining", &[]),
     (
         "budget",
@@ -182,7 +172,6 @@ const RULES: [(&str, &[&str]); 16] = [
     ("loopback-lost", &[]),
     ("max-qp-wr-off-by", &["entries", "errno"]),
     ("mr-access-refused", &["access", "errno"]),
-    ("qp-per-engine", &["most", "engines", "errno"]),
     ("qp-type-refused", &["errno"]),
     ("rd-atomic-clamped", &[]),
     ("usable-wr", &["send", "recv", "errno"]),
@@ -239,16 +228,6 @@ impl fmt::Display for Rule {
                     f,
                     "mr-access-refused access={}, errno={errno:?}",
                     names.join("|")
-                )
-            }
-            Self::QpPerEngine {
-                most,
-                engines,
-                errno,
-            } => {
-                write!(
-                    f,
-                    "qp-per-engine most={most}, engines={engines}, errno={errno:?}"
                 )
             }
             Self::QpTypeRefused { errno } => write!(f, "qp-type-refused errno={errno:?}"),
@@ -310,11 +289,6 @@ impl FromStr for Rule {
             },
             "mr-access-refused" => Self::MrAccessRefused {
                 access: given.access()?,
-                errno: given.errno()?,
-            },
-            "qp-per-engine" => Self::QpPerEngine {
-                most: given.number("most")?,
-                engines: given.number("engines")?.max(1),
                 errno: given.errno()?,
             },
             "qp-type-refused" => Self::QpTypeRefused {
@@ -491,7 +465,6 @@ mod tests {
             "loopback-lost",
             "max-qp-wr-off-by entries=1, errno=ENOMEM",
             "mr-access-refused access=REMOTE_ATOMIC, errno=EINVAL",
-            "qp-per-engine most=4, engines=2, errno=ENOSPC",
             "qp-type-refused errno=EOPNOTSUPP",
             "rd-atomic-clamped",
             "usable-wr send=63, errno=ENOMEM",

@@ -2,3 +2,4 @@
 
 mod devices;
 mod format;
+mod quirks;
