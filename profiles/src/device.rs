@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use polyverbs::capability::{
     Baseline, BaselineGaps, DeviceAttributes, Direction, GidSlot, Identity,
 };
-use polyverbs::emulated::{self, Appearance, EmulatedDeviceError, EmulatedOptions};
+use polyverbs::emulated::{self, Appearance, EmulatedDeviceError, EmulatedError, EmulatedOptions};
 use polyverbs::extension::Extensions;
 use polyverbs::{Device, Features, Limit, Transport, provider::RegistryError};
 use polyverbs_layer::layered;
@@ -36,6 +37,31 @@ pub enum ProfileDeviceError {
         /// The names of the quirks of the profile.
         known: Vec<String>,
     },
+}
+
+impl ProfileDeviceError {
+    /// Returns the operating system's error number; `None` if the error is not the system's.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Device(error) => error.errno(),
+            Self::Extensions(_) | Self::NoSuchQuirk { .. } => None,
+        }
+    }
+}
+
+impl From<ProfileDeviceError> for EmulatedDeviceError {
+    fn from(error: ProfileDeviceError) -> Self {
+        match error {
+            ProfileDeviceError::Device(error) => error,
+            other => Self::NotMade {
+                name: "profile".to_owned(),
+                error: EmulatedError::Wire {
+                    reason: other.to_string(),
+                    errno: Errno::EINVAL as i32,
+                },
+            },
+        }
+    }
 }
 
 fn list(names: &[String]) -> String {
