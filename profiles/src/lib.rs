@@ -21,14 +21,17 @@ mod check;
 mod device;
 mod error;
 mod format;
+mod import;
 mod profile;
 mod quirks;
 pub mod rule;
 mod shipped;
+mod show;
 
 pub use ability::Ability;
 pub use check::{Answer, Wanted};
 pub use device::{ProfileDeviceError, Unmet};
 pub use error::ProfileError;
+pub use import::{Imported, gid_layout};
 pub use profile::{Evidence, Fact, IdentityFacts, PortFacts, Profile, Quirk, Sure};
 pub use quirks::Met;
