@@ -2,4 +2,7 @@
 
 mod devices;
 mod format;
+mod programs;
 mod quirks;
+mod recorded;
+mod reports;
