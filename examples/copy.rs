@@ -15,10 +15,11 @@ use std::fs::File;
 use std::io::{self, Read, Write as _};
 use std::process::ExitCode;
 
+use polyverbs::capability::Baseline;
 use polyverbs::portable::{self, ReadAndInvalidate, ReadSink, RemoteAccess, SendAndInvalidate};
 use polyverbs::{
-    Access, Batch, BufferPool, Completion, Context, Cq, Memory, PathOptions, Pd, Qp, QpOptions,
-    RemoteAddress, Requirements, open, qp::connect_pair_with, wr,
+    Access, Batch, BufferPool, Completion, Context, Cq, Limit, Memory, PathOptions, Pd, Qp,
+    QpOptions, RemoteAddress, Requirements, open, qp::connect_pair_with, wr,
 };
 
 /// Bytes that are lent under one key.
@@ -71,12 +72,24 @@ impl Side {
     }
 }
 
-fn copy(context: &Context, mut from: File, mut to: File) -> Result<u64, Box<dyn Error>> {
+/// What the program needs of a device: it is refused where one of them is missing, and fails nowhere later.
+pub(crate) fn needs() -> Requirements {
+    Requirements::new()
+        .needs(Baseline::RC | Baseline::SEND | Baseline::READ | Baseline::INLINE)
+        .at_least(Limit::MaxInlineData, MESSAGE as u64)
+        .prefers(portable::FEATURES)
+}
+
+pub(crate) fn copy(context: &Context, mut from: File, mut to: File) -> Result<u64, Box<dyn Error>> {
     let (client, server) = (Side::new(context)?, Side::new(context)?);
     connect_pair_with(
         &client.qp,
         &server.qp,
-        PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE),
+        // One read is outstanding at a time, and some devices have few places for reads in all.
+        PathOptions::new()
+            .access(Access::REMOTE_READ | Access::REMOTE_WRITE)
+            .max_rd_atomic(1)
+            .max_dest_rd_atomic(1),
     )
     .wait()?;
     let (source, target) = (Memory::zeroed(WINDOW)?, Memory::zeroed(WINDOW)?);
@@ -142,7 +155,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let (Some(from), Some(to)) = (arguments.next(), arguments.next()) else {
         return Err("usage: copy FROM TO [DEVICE]".into());
     };
-    let mut wanted = Requirements::new().prefers(portable::FEATURES);
+    let mut wanted = needs();
     if let Some(device) = arguments.next() {
         wanted = wanted.device(device.to_string_lossy());
     }

@@ -21,8 +21,8 @@ use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connect
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::portable::read_sink_access;
 use polyverbs::{
-    Access, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements,
-    wr,
+    Access, Context, Cq, Device, Limit, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RemoteAddress,
+    Requirements, wr,
 };
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -31,6 +31,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const CLIENTS: usize = 100;
 const VALUE: usize = 40;
+/// The bytes that a put writes inline.
+const INLINE: u32 = 64;
 
 const USAGE: &str = "\
 usage: key_value serve ADDRESS:PORT DEVICE [--max-connections N] [--max-keys N]
@@ -73,28 +75,37 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["serve", at, device, ref limits @ ..] => {
-            on_tokio(serve(at.parse()?, device, Limits::parse(limits)?))
+            let at: SocketAddr = at.parse()?;
+            let device = emulated::device_at(device, at.ip(), &EmulatedOptions::default())?;
+            on_tokio(serve(at, &device, Limits::parse(limits)?))
         }
-        ["try", server, device, "tokio"] => on_tokio(try_on_tokio(server.parse()?, device)),
-        ["try", server, device, "smol"] => smol::block_on(try_on_smol(server.parse()?, device)),
+        ["try", server, device, runtime] => {
+            let server = server.parse()?;
+            let device = emulated::device_reaching(device, server, &EmulatedOptions::default())?;
+            match runtime {
+                "tokio" => on_tokio(try_on_tokio(server, &device)),
+                "smol" => smol::block_on(try_on_smol(server, &device)),
+                _ => Err(USAGE.into()),
+            }
+        }
         _ => Err(USAGE.into()),
     }
 }
 
-fn on_tokio(work: impl Future<Output = Result<()>>) -> Result<()> {
+pub(crate) fn on_tokio(work: impl Future<Output = Result<()>>) -> Result<()> {
     tokio::runtime::Builder::new_current_thread()
         .build()?
         .block_on(work)
 }
 
 /// The limits of a server.
-struct Limits {
+pub(crate) struct Limits {
     connections: NonZero<usize>,
     keys: NonZero<u32>,
 }
 
 impl Limits {
-    fn parse(options: &[&str]) -> Result<Self> {
+    pub(crate) fn parse(options: &[&str]) -> Result<Self> {
         let mut limits = Self {
             connections: const { NonZero::new(256).unwrap() },
             keys: const { NonZero::new(4096).unwrap() },
@@ -117,9 +128,9 @@ impl Limits {
     }
 }
 
-async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
-    let context =
-        emulated::device_at(device, at.ip(), &EmulatedOptions::default())?.open(&needs())?;
+/// Serves clients at an address of the device, until the listener fails.
+pub(crate) async fn serve(at: SocketAddr, device: &Device, limits: Limits) -> Result<()> {
+    let context = device.open(&needs())?;
     let (pd, cq) = (context.alloc_pd().await?, context.create_cq(16).await?);
     let slots = limits.keys.get();
     let memory = Memory::zeroed((u64::from(slots) * SLOT) as usize)?;
@@ -212,7 +223,7 @@ async fn keep(_qp: Qp, connection: Connection) -> Result<()> {
     Ok(connection.disconnected().await?)
 }
 
-async fn try_on_tokio(server: SocketAddr, device: &str) -> Result<()> {
+async fn try_on_tokio(server: SocketAddr, device: &Device) -> Result<()> {
     let clients = Clients::new(server, device).await?;
     let mut tasks = JoinSet::new();
     for number in 0..CLIENTS {
@@ -225,7 +236,7 @@ async fn try_on_tokio(server: SocketAddr, device: &str) -> Result<()> {
     clients.report(greatest)
 }
 
-async fn try_on_smol(server: SocketAddr, device: &str) -> Result<()> {
+pub(crate) async fn try_on_smol(server: SocketAddr, device: &Device) -> Result<()> {
     let clients = Clients::new(server, device).await?;
     let executor = smol::LocalExecutor::new();
     let tasks: Vec<_> = (0..CLIENTS)
@@ -241,8 +252,12 @@ async fn try_on_smol(server: SocketAddr, device: &str) -> Result<()> {
     executor.run(all).await
 }
 
-fn needs() -> Requirements {
-    Requirements::new().needs(Baseline::RC | Baseline::WRITE | Baseline::READ | Baseline::ATOMICS)
+/// What both sides need of a device: it is refused where one of them is missing, and fails nowhere later.
+pub(crate) fn needs() -> Requirements {
+    Requirements::new()
+        .needs(Baseline::RC | Baseline::WRITE | Baseline::READ | Baseline::ATOMICS)
+        .at_least(Limit::MaxInlineData, INLINE.into())
+        .at_least(Limit::MaxQp, 2 * CLIENTS as u64)
 }
 
 /// The state that all clients of a process share.
@@ -255,8 +270,7 @@ struct Clients {
 }
 
 impl Clients {
-    async fn new(server: SocketAddr, device: &str) -> Result<Self> {
-        let device = emulated::device_reaching(device, server, &EmulatedOptions::default())?;
+    async fn new(server: SocketAddr, device: &Device) -> Result<Self> {
         let context = device.open(&needs())?;
         let (pd, cq) = (
             context.alloc_pd().await?,
@@ -273,7 +287,7 @@ impl Clients {
     async fn try_store(self, number: usize) -> Result<u64> {
         let qp = self
             .pd
-            .create_qp(QpOptions::rc(&self.cq).max_inline_data(64))
+            .create_qp(QpOptions::rc(&self.cq).max_inline_data(INLINE))
             .await?;
         let connector = Connector::of(&self.context)?;
         let connecting = connector.connect(&qp, self.server, ConnectionOptions::new());

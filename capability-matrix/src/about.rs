@@ -129,6 +129,10 @@ const ABOUT: &[(&str, &str)] = &[
     ("max_srq_sge", "entries of a receive there"),
     ("max_qp_rd_atom", "reads and atomics served at one time"),
     ("max_qp_init_rd_atom", "reads and atomics outstanding"),
+    (
+        "max_res_rd_atom",
+        "reads and atomics served at one time, over all queue pairs",
+    ),
     ("max_fast_reg_page_list_len", "pages of a fast-register"),
     ("page_size_cap", "page sizes, bit n for 2^n octets"),
     ("max_mcast_grp", "multicast groups"),

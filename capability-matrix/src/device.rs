@@ -17,6 +17,8 @@ pub struct DeviceReport {
     pub transport: &'static str,
     /// The name of the provider that the device comes from.
     pub provider: &'static str,
+    /// The vendor and the model of the device.
+    pub identity: IdentityReport,
     /// The names of the device's opt-in features; those of an extension have the form `set::NAME`.
     pub features: Vec<String>,
     /// The names of the gaps: abilities of the baseline that this device lacks.
@@ -30,6 +32,20 @@ pub struct DeviceReport {
     pub masked_atomic_cap: &'static str,
     /// The ports of the device.
     pub ports: Vec<PortReport>,
+}
+
+/// The vendor and the model of a device.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct IdentityReport {
+    /// The vendor's number.
+    pub vendor_id: u32,
+    /// The vendor's number of the model.
+    pub vendor_part_id: u32,
+    /// The version of the hardware.
+    pub hw_ver: u32,
+    /// The version of the firmware.
+    pub fw_ver: String,
 }
 
 /// All that a port reports about itself.
@@ -70,6 +86,12 @@ impl DeviceReport {
             name: device.name.clone(),
             transport: device.transport.name(),
             provider: device.provider,
+            identity: IdentityReport {
+                vendor_id: device.identity.vendor_id,
+                vendor_part_id: device.identity.vendor_part_id,
+                hw_ver: device.identity.hw_ver,
+                fw_ver: device.identity.fw_ver.clone(),
+            },
             features,
             gaps: device.gaps.iter_names().map(|(name, _)| name).collect(),
             limits: device.limits,

@@ -23,6 +23,6 @@ mod matrix;
 mod text;
 mod verify;
 
-pub use device::{DeviceReport, PortReport};
+pub use device::{DeviceReport, IdentityReport, PortReport};
 pub use matrix::{Cell, Claim, Column, Matrix, Proof, Row, Section, Tally};
 pub use verify::Step;

@@ -32,8 +32,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{
-    capture, completions, copy, devices, dissect, fabric, install, matrix, perf, ping, plan, put,
-    rds, run, serve, tour,
+    capture, check, completions, copy, devices, dissect, fabric, install, matrix, perf, ping, plan,
+    profile, put, rds, run, serve, tour,
 };
 use output::AlreadyReported;
 
@@ -60,11 +60,13 @@ Examples:
   polyverbs ping 127.0.0.1:4420 --device ib0
   polyverbs rds ping 127.0.0.1 --device ib0
   polyverbs run -- ibv_devinfo
+  polyverbs run --as amd-ionic -- ibv_devinfo
 Each command has more: polyverbs COMMAND --help";
 
 #[derive(Subcommand)]
 enum Command {
     Capture(capture::Arguments),
+    Check(check::Arguments),
     Completions(completions::Arguments),
     Copy(copy::Arguments),
     Devices(devices::Arguments),
@@ -75,6 +77,7 @@ enum Command {
     Perf(perf::Arguments),
     Ping(ping::Arguments),
     Plan(plan::Arguments),
+    Profile(profile::Arguments),
     Put(put::Arguments),
     Rds(rds::Arguments),
     Run(run::Arguments),
@@ -138,6 +141,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
                 Err(error) => Err(anyhow::anyhow!(said(&error))),
             }
         }
+        Some(Command::Check(arguments)) => check::run(&arguments),
         Some(Command::Completions(arguments)) => completions::run(&arguments),
         Some(Command::Copy(arguments)) => copy::run(&arguments),
         Some(Command::Devices(arguments)) => devices::run(&arguments),
@@ -148,6 +152,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Perf(arguments)) => perf::run(&arguments),
         Some(Command::Ping(arguments)) => ping::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
+        Some(Command::Profile(arguments)) => profile::run(&arguments),
         Some(Command::Put(arguments)) => put::run(&arguments),
         Some(Command::Rds(arguments)) => rds::run(&arguments),
         Some(Command::Run(_)) => anyhow::bail!("run has --pcap itself"),

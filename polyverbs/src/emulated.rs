@@ -9,12 +9,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 #[cfg(feature = "sockets")]
-use polyverbs_io::{emulated::ROCE_PORT, source_of};
+use polyverbs_io::source_of;
 use thiserror::Error;
 use verbs_api::{Device, provider::errno_of};
 
 pub use polyverbs_io::emulated::{
-    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, kind, kinds,
+    ADDRESS_VARIABLE, Appearance, EmulatedError, EmulatedKind, EmulatedOptions, ROCE_PORT, kind,
+    kinds,
 };
 pub use polyverbs_io::sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 pub use polyverbs_io::sim::{SimulationError, VirtualClock};

@@ -20,6 +20,12 @@ pub trait AhOps: AsAny {
     /// Returns the path that datagrams with this address handle take.
     fn path(&self) -> AddressVector;
 
+    /// Returns the address handle that this one forwards to, if it is a wrapper of a layer in front of another device. Requests and
+    /// extensions name such an object, and a provider finds its own by [`own_in_layers`](crate::provider::own_in_layers).
+    fn inner(&self) -> Option<&Arc<dyn AhOps>> {
+        None
+    }
+
     /// Destroys the address handle.
     fn destroy(&self, reply: Reply<()>);
 }

@@ -17,6 +17,23 @@ impl<T: Any + Send + Sync> AsAny for T {
     }
 }
 
+/// Downcasts a trait object to the provider's own type, also if layers have wrapped it. `inner` returns the object that a
+/// wrapper forwards to, such as [`AhOps::inner`](crate::provider::AhOps::inner).
+///
+/// # Errors
+/// The object belongs to another provider.
+pub fn own_in_layers<T: Any + Send + Sync, O: AsAny + ?Sized>(
+    object: &Arc<O>,
+    argument: &'static str,
+    inner: impl Fn(&O) -> Option<&Arc<O>>,
+) -> Result<Arc<T>, VerbError> {
+    let mut innermost = object;
+    while let Some(within) = inner(innermost) {
+        innermost = within;
+    }
+    own(innermost, argument)
+}
+
 /// Downcasts a trait object to the provider's own type.
 ///
 /// # Errors

@@ -35,7 +35,7 @@
 #[doc(inline)]
 pub use crate::__link_provider as link_provider;
 pub use crate::ah::AhOps;
-pub use crate::as_any::{AsAny, own};
+pub use crate::as_any::{AsAny, own, own_in_layers};
 pub use crate::contract::{
     AgentOps, AgentSink, CompletionSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange,
     MrInit, MrOps, MwOps, PdOps, PostOps, QpInit, QpOps, SrqInit, SrqOps, backend, carrier,

@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use polyverbs::emulated::{self, Contract, EmulatedDeviceError, EmulatedOptions, FaultSpec, Tap};
+use polyverbs::emulated::{self, Contract, EmulatedOptions, FaultSpec, ROCE_PORT, Tap};
+use polyverbs_profiles::rule::Rule;
+use polyverbs_profiles::{Met, Profile, ProfileDeviceError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use verbs_api::{
     Limit, Transport,
-    capability::Direction,
+    capability::{Direction, GidEntry, GidSlot, GidType, Identity},
     ids::{Gid, Guid},
 };
 
+use crate::profile::ChosenProfile;
 use crate::{addresses, text};
 
 /// The transport of an emulated device, as named in the configuration.
@@ -34,6 +37,14 @@ impl TransportName {
         match self {
             Self::Roce => "ib",
             Self::Iwarp => "iw",
+        }
+    }
+
+    /// The transport of the devices that take on a profile.
+    pub fn of(profile: &Profile) -> Self {
+        match profile.transport {
+            Transport::Iwarp => Self::Iwarp,
+            _ => Self::Roce,
         }
     }
 
@@ -172,6 +183,12 @@ pub struct Device {
     /// The faults, such as packet loss, that the device's link injects; `None` for none.
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub fault: Option<FaultSpec>,
+    /// The profile that the device takes on; `None` for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ChosenProfile>,
+    /// The names of quirks of the profile that are turned off.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub except: Vec<String>,
     /// The limits of the device that are lowered, each with its new value.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<LimitName, u64>,
@@ -190,6 +207,8 @@ impl Default for Device {
             strict_signaling: true,
             link_layer: None,
             fault: None,
+            profile: None,
+            except: Vec::new(),
             limits: BTreeMap::new(),
         }
     }
@@ -199,11 +218,16 @@ impl Default for Device {
 const NAME: usize = 64;
 
 impl Device {
-    /// Creates the emulated device in this process. `tap`, if any, captures its packets.
+    /// Creates the emulated device in this process. `tap`, if any, captures its packets, and `met` is told of each quirk that
+    /// the program meets.
     ///
     /// # Errors
     /// The address belongs to another user's device, or is not one of this machine.
-    pub fn make(&self, tap: Option<Tap>) -> Result<verbs_api::Device, EmulatedDeviceError> {
+    pub fn make(
+        &self,
+        tap: Option<Tap>,
+        met: Met,
+    ) -> Result<verbs_api::Device, ProfileDeviceError> {
         let options = EmulatedOptions {
             name: Some(self.name.clone()),
             faults: self.fault.unwrap_or_default(),
@@ -223,15 +247,57 @@ impl Device {
             TransportName::Roce => "ib0",
             TransportName::Iwarp => "iw0",
         };
-        match self.wire {
+        if let Some(chosen) = &self.profile {
+            let options = EmulatedOptions {
+                at: self.wire.then(|| SocketAddr::new(self.address, ROCE_PORT)),
+                ..options
+            };
+            return chosen.profile().device_telling(&options, &self.except, met);
+        }
+        Ok(match self.wire {
             true => emulated::device_at(kind, self.address, &options),
             false => emulated::device(kind, &options),
-        }
+        }?)
+    }
+
+    /// The vendor and the model that the device has by its profile; `None` for those of this project.
+    pub fn identity(&self) -> Option<Identity> {
+        self.profile.as_ref()?.profile().identity()
+    }
+
+    /// What a C program's request for a queue pair meets by the profile, before the device is asked: the error number and the
+    /// name of the quirk.
+    pub fn qp_refusal(
+        &self,
+        has_type: bool,
+        has_srq: bool,
+        max_recv_wr: u32,
+    ) -> Option<(i32, String)> {
+        let profile = self.profile.as_ref()?.profile();
+        let max_qp_wr = profile
+            .limit(Limit::MaxQpWr)
+            .map_or(u64::MAX, |(most, _)| most);
+        let quirks = profile.quirks.iter();
+        let mut on = quirks.filter(|quirk| !self.except.contains(&quirk.name()));
+        on.find_map(|quirk| {
+            let errno = match quirk.rule {
+                Rule::QpTypeRefused { errno } if !has_type => errno,
+                Rule::ChecksUnused { errno } if has_srq && u64::from(max_recv_wr) > max_qp_wr => {
+                    errno
+                }
+                _ => return None,
+            };
+            Some((errno as i32, quirk.name()))
+        })
     }
 
     /// The link layer that the device's port reports.
     pub fn link_layer(&self) -> LinkLayer {
-        self.link_layer.unwrap_or_default()
+        let of_profile = || {
+            let profile = self.profile.as_ref()?.profile();
+            profile.is_infiniband()?.then_some(LinkLayer::Infiniband)
+        };
+        self.link_layer.or_else(of_profile).unwrap_or_default()
     }
 
     /// The GUID of the device: locally administered and derived from its address.
@@ -244,10 +310,20 @@ impl Device {
     }
 
     /// The GID table of the device's port, by index.
-    pub fn gids(&self) -> Vec<Gid> {
-        match self.transport {
-            TransportName::Roce => Gid::roce_table(self.address).to_vec(),
-            TransportName::Iwarp => vec![Gid::iwarp(self.address)],
+    pub fn gids(&self) -> Vec<GidEntry> {
+        let (gids, gid_type) = match self.transport {
+            TransportName::Roce => (Gid::roce_table(self.address).to_vec(), GidType::RoceV2),
+            TransportName::Iwarp => (vec![Gid::iwarp(self.address)], GidType::Iwarp),
+        };
+        let gids = gids.into_iter().map(|gid| GidEntry::new(gid, gid_type));
+        let gids: Vec<_> = gids.collect();
+        let layout = self
+            .profile
+            .as_ref()
+            .and_then(|chosen| chosen.profile().gids());
+        match layout {
+            Some(slots) => GidSlot::lay_out(&slots, &gids),
+            None => gids,
         }
     }
 
@@ -296,6 +372,23 @@ impl Device {
         if matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
             return Err(format!("{name}: {address} is an address of one link only"));
         }
+        if let Some(chosen) = &self.profile {
+            let profile = chosen.profile();
+            if TransportName::of(profile) != *transport {
+                return Err(format!(
+                    "{name}: {} is the profile of {} devices",
+                    profile.name,
+                    TransportName::of(profile)
+                ));
+            }
+            profile
+                .check_except(&self.except)
+                .map_err(|error| error.to_string())?;
+        } else if !self.except.is_empty() {
+            return Err(format!(
+                "{name}: `except` is for the quirks of a profile, and there is none"
+            ));
+        }
         if self.link_layer.is_some() && *transport != TransportName::Roce {
             return Err(format!("{name}: a link layer is a RoCE device's"));
         }
@@ -319,10 +412,11 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=no`, all
-    /// optional. Lowered limits follow by their names.
+    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=no,profile=…,
+    /// except=…`, all optional. Lowered limits follow by their names. A profile determines the transport.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
+        let mut transport = None;
         for clause in text.split(',').map(str::trim) {
             let (key, value) = clause
                 .split_once('=')
@@ -330,7 +424,12 @@ impl FromStr for Device {
             let key = key.trim();
             match key {
                 "name" => value.clone_into(&mut device.name),
-                "transport" => device.transport = value.parse()?,
+                "transport" => transport = Some(value.parse()?),
+                "profile" => {
+                    let chosen = value.parse::<ChosenProfile>();
+                    device.profile = Some(chosen.map_err(|error| error.to_string())?);
+                }
+                "except" => device.except.push(value.to_owned()),
                 "address" => {
                     device.address = value.parse().map_err(|_| match value.contains('%') {
                         true => format!(
@@ -352,7 +451,7 @@ impl FromStr for Device {
                 limit => {
                     let name = limit.parse::<LimitName>().map_err(|_| {
                         format!(
-                            "{limit} is none of name, transport, address, wire, shared-memory, crc, speaks-first, strict-signaling, link-layer, fault, and no limit"
+                            "{limit} is none of name, transport, address, wire, shared-memory, crc, speaks-first, strict-signaling, link-layer, fault, profile, except, and no limit"
                         )
                     })?;
                     let number = value.parse();
@@ -361,6 +460,11 @@ impl FromStr for Device {
                 }
             }
         }
+        let of_profile = device
+            .profile
+            .as_ref()
+            .map(|it| TransportName::of(it.profile()));
+        device.transport = transport.or(of_profile).unwrap_or_default();
         Ok(device)
     }
 }
@@ -371,6 +475,21 @@ fn yes_or_no(key: &str, value: &str) -> Result<bool, String> {
         "no" => Ok(false),
         _ => Err(format!("{key} is yes or no, not {value}")),
     }
+}
+
+/// A device that takes on this profile, without these quirks, at each of the [`addresses()`] of this machine.
+pub fn devices_as(chosen: &ChosenProfile, except: &[String]) -> Vec<Device> {
+    let transport = TransportName::of(chosen.profile());
+    let numbered = addresses().into_iter().enumerate();
+    let devices = numbered.map(|(number, address)| Device {
+        name: format!("{}{number}", transport.prefix()),
+        transport,
+        address,
+        profile: Some(chosen.clone()),
+        except: except.to_vec(),
+        ..Device::default()
+    });
+    devices.collect()
 }
 
 /// One RoCE and one iWARP device at each of the [`addresses()`] of this machine.

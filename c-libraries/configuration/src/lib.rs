@@ -9,11 +9,14 @@
 mod addresses;
 mod capture;
 mod device;
+mod profile;
 mod report;
 mod text;
 
 pub use addresses::{addresses, interfaces};
-pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices};
+pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices, devices_as};
+pub use polyverbs_profiles::{Met, ProfileDeviceError};
+pub use profile::ChosenProfile;
 pub use report::{complain, to_standard_error};
 
 use std::path::PathBuf;

@@ -31,7 +31,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
     } else {
         (Gid(attr.grh.dgid.raw), attr.grh.sgid_index)
     };
-    if usize::from(sgid_index) >= port.gids.len() {
+    if port.gid(sgid_index).is_none() {
         return Err(Errno::INVAL);
     }
     let address = port.address.peer(gid);

@@ -10,13 +10,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs::emulated::has_descriptors;
-use polyverbs_configuration::{Device as Configured, TransportName, complain};
+use polyverbs_configuration::{Device as Configured, Met, TransportName, complain};
 use verbs_api::provider::{MadeOnce, Mutex, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvDevice, Slot};
 use crate::errno::Errno;
 use crate::setup::{self, configuration};
+use crate::trace;
 
 /// A device in the list. Its layout is that of rdma-core's `verbs_device` at the beginning, because libraries of vendors
 /// compare its `ops` pointer with their own table.
@@ -61,6 +62,11 @@ fn fill(target: &mut [c_char], text: &str) {
     for (place, byte) in target[..room].iter_mut().zip(text.bytes()) {
         *place = byte as c_char;
     }
+}
+
+/// Tells the trace of the quirks that the program meets on a device.
+fn met(device: String) -> Met {
+    Arc::new(move |quirk, what| trace::quirk(&device, quirk, what))
 }
 
 impl ListedDevice {
@@ -181,7 +187,9 @@ impl ListedDevice {
         // From now on the program, or an rsocket, may register memory.
         #[cfg(target_arch = "x86_64")]
         crate::signals::outlive_faults()?;
-        let made_now = self.configured.make(setup::tap());
+        let made_now = self
+            .configured
+            .make(setup::tap(), met(self.configured.name.clone()));
         let device = made_now.map_err(|error| {
             self.report(format_args!("{error}"));
             Errno(error.errno().unwrap_or(libc::ENODEV))

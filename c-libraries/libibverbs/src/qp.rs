@@ -13,7 +13,7 @@ use verbs_api::objects::ObjectKind;
 use verbs_api::qp::{QpAttrMask, QpAttributes, QpCap, QpState, QpType};
 use verbs_api::{
     Access, DestroyError, Operations, Qp, QpOptions, Started, Transport, VerbError,
-    capability::{BaselineGaps, Mtu},
+    capability::{Baseline, BaselineGaps, Mtu},
     ids::{Gid, Psn, Qpn},
 };
 
@@ -24,7 +24,7 @@ use crate::builder::Builder;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::object::Object;
 use crate::sinks::Sinks;
-use crate::{ah, context, cq, mr, pd, srq};
+use crate::{ah, context, cq, mr, pd, srq, trace};
 
 /// A QP: its public structure, always that of an extended QP, and the library's part.
 pub type QpObject = Object<IbvQpEx, State>;
@@ -93,6 +93,7 @@ pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mu
     let public = unsafe { (*pd).context };
     // SAFETY: a domain is live, so its device is.
     let device = unsafe { context::own(public) }?;
+    refuse_by_profile(device, init)?;
     let (kind, mut options) = match init.qp_type {
         qp_type::RC => (QpType::Rc, QpOptions::rc(&send_cq.cq)),
         qp_type::UC => (QpType::Uc, QpOptions::uc(&send_cq.cq)),
@@ -139,6 +140,30 @@ pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mu
     (public.qp.send_cq, public.qp.recv_cq) = (init.send_cq, init.recv_cq);
     public.slots = arguments.slots;
     Ok(place(device, public, qp, sq_sig_all, is_extended))
+}
+
+/// Refuses a QP as the driver of a card does, before the device itself is asked.
+fn refuse_by_profile(device: &context::State, init: &IbvQpInitAttr) -> Result<(), Errno> {
+    let listed = device.shared.listed;
+    let has = Baseline::of(device.context.attributes());
+    let has_type = match init.qp_type {
+        qp_type::RC => has.contains(Baseline::RC),
+        qp_type::UC => has.contains(Baseline::UC),
+        qp_type::UD => has.contains(Baseline::UD),
+        _ => true,
+    };
+    let has_srq = !init.srq.is_null();
+    let refusal = listed
+        .configured()
+        .qp_refusal(has_type, has_srq, init.cap.max_recv_wr);
+    match refusal {
+        Some((errno, quirk)) => {
+            let what = format!("create_qp fails with error number {errno}");
+            trace::quirk(&listed.name().to_string_lossy(), &quirk, &what);
+            Err(Errno(errno))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Moves a new iWARP QP to the state that verbs call INIT: iWARP has no earlier one. The QP stays in RESET if its CQ has

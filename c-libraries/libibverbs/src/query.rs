@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::ptr;
 
 use verbs_api::Features;
-use verbs_api::capability::{AtomicScope, GidEntry, PortAttributes};
+use verbs_api::capability::{AtomicScope, GidEntry, GidType, PortAttributes};
 use verbs_api::ids::Gid;
 
 use crate::abi::{
@@ -15,9 +15,6 @@ use crate::abi::{
 use crate::context::{self, State};
 use crate::errno::{Errno, code, minus_one};
 use crate::{dm, interface};
-
-// The vendor ID of the devices: a locally administered OUI, which no vendor has.
-const VENDOR_ID: u32 = 0x02_70_76;
 
 const fn capped(value: u64) -> c_int {
     if value > i32::MAX as u64 {
@@ -59,7 +56,10 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
     let attributes = state.context.attributes();
     let limits = &attributes.limits;
     let mut fw_ver = [0; 64];
-    for (place, byte) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+    for (place, byte) in fw_ver[..63]
+        .iter_mut()
+        .zip(attributes.identity.fw_ver.bytes())
+    {
         *place = byte as c_char;
     }
     IbvDeviceAttr {
@@ -68,9 +68,9 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
         sys_image_guid: u64::from_ne_bytes(attributes.sys_image_guid.0),
         max_mr_size: limits.max_mr_size,
         page_size_cap: limits.page_size_cap,
-        vendor_id: VENDOR_ID,
-        vendor_part_id: 1,
-        hw_ver: 0,
+        vendor_id: attributes.identity.vendor_id,
+        vendor_part_id: attributes.identity.vendor_part_id,
+        hw_ver: attributes.identity.hw_ver,
         max_qp: capped(limits.max_qp.into()),
         max_qp_wr: capped(limits.max_qp_wr.into()),
         device_cap_flags: cap_flags(state),
@@ -82,7 +82,7 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
         max_pd: capped(limits.max_pd.into()),
         max_qp_rd_atom: capped(limits.max_qp_rd_atom.into()),
         max_ee_rd_atom: 0,
-        max_res_rd_atom: capped(u64::from(limits.max_qp_rd_atom) * u64::from(limits.max_qp)),
+        max_res_rd_atom: capped(limits.max_res_rd_atom.into()),
         max_qp_init_rd_atom: capped(limits.max_qp_init_rd_atom.into()),
         max_ee_init_rd_atom: 0,
         atomic_cap: scope(attributes.atomic_cap),
@@ -300,12 +300,15 @@ pub unsafe extern "C-unwind" fn query_gid(
 }
 
 const ROCE_V2: u32 = 2;
+const ROCE_V1: u32 = 1;
 const IB_OR_IWARP: u32 = 0;
 
-fn gid_type(state: &State) -> u32 {
-    match state.shared.listed.is_roce() {
-        true => ROCE_V2,
-        false => IB_OR_IWARP,
+fn gid_type(state: &State, gid_type: GidType) -> u32 {
+    match gid_type {
+        _ if !state.shared.listed.is_roce() => IB_OR_IWARP,
+        GidType::RoceV2 => ROCE_V2,
+        GidType::RoceV1 => ROCE_V1,
+        GidType::Ib | GidType::Iwarp => IB_OR_IWARP,
     }
 }
 
@@ -319,7 +322,7 @@ fn entry_in_c(state: &State, port_num: u8, gid_index: u32, entry: &GidEntry) -> 
         gid: IbvGid { raw: entry.gid.0 },
         gid_index,
         port_num: port_num.into(),
-        gid_type: gid_type(state),
+        gid_type: gid_type(state, entry.gid_type),
         ndev_ifindex: interface(state),
     }
 }
@@ -330,6 +333,7 @@ fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
     for number in ports {
         let gids = state.context.query_port(number)?.gids;
         let entries = gids.iter().zip(0..);
+        let entries = entries.filter(|(entry, _)| !entry.is_empty());
         all.extend(entries.map(|(entry, index)| entry_in_c(state, number, index, entry)));
     }
     Ok(all)
@@ -357,7 +361,8 @@ pub unsafe extern "C-unwind" fn query_gid_ex(
         if index as usize >= GID_TABLE.max(gids.len()) {
             return Err(Errno::INVAL);
         }
-        let found = gids.get(index as usize).ok_or(Errno(libc::ENODATA))?;
+        let found = gids.get(index as usize).filter(|it| !it.is_empty());
+        let found = found.ok_or(Errno(libc::ENODATA))?;
         // SAFETY: large enough, as was seen.
         unsafe { entry.write(entry_in_c(state, port, index, found)) };
         Ok(())
@@ -402,12 +407,16 @@ pub unsafe extern "C-unwind" fn query_gid_type(
     index: u32,
     target: *mut c_int,
 ) -> c_int {
-    let index = c_int::try_from(index).unwrap_or(-1);
     // SAFETY: as the caller promises.
-    let looked = unsafe { gid_at(context, port, index) }.and_then(|_| {
+    let looked = unsafe { context::own(context) }.and_then(|state| {
+        let gids = state.context.query_port(port)?.gids;
+        let is_v2 = match gids.get(index as usize) {
+            Some(entry) => gid_type(state, entry.gid_type) == ROCE_V2,
+            None if (index as usize) < GID_TABLE => state.shared.listed.is_roce(),
+            None => return Err(Errno::INVAL),
+        };
         // SAFETY: as the caller promises.
-        let (state, target) = unsafe { (context::own(context)?, target.as_mut()) };
-        *target.ok_or(Errno::INVAL)? = c_int::from(gid_type(state) == ROCE_V2);
+        *unsafe { target.as_mut() }.ok_or(Errno::INVAL)? = c_int::from(is_v2);
         Ok(0)
     });
     minus_one(looked)

@@ -5,6 +5,8 @@ use std::io::Write as _;
 use capability_matrix::DeviceReport;
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 
+use polyverbs_profiles::Profile;
+
 use crate::output::{BOLD, DIM, print_json, say, width, wrapped};
 use crate::transfer::printable;
 
@@ -14,19 +16,32 @@ use crate::transfer::printable;
 Examples:
   polyverbs devices
   polyverbs devices --verbose
+  polyverbs devices --as all
   polyverbs devices --json | jq '.[].name'
   polyverbs devices --json | jq '.[] | {name, transport}'")]
 pub(crate) struct Arguments {
     /// Print a JSON array with all attributes of the devices
     #[arg(long)]
     json: bool,
+    /// The devices that profiles of real ones stand for, in place of those that are here: names of `polyverbs profile list`,
+    /// TOML files, or all
+    #[arg(
+        long = "as",
+        value_name = "PROFILE",
+        value_delimiter = ',',
+        conflicts_with = "verbose"
+    )]
+    profiles: Vec<String>,
     /// Also say which devices cannot be used, and why
     #[arg(long, short, conflicts_with = "json")]
     verbose: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let devices = reports()?;
+    let devices = match &*arguments.profiles {
+        [] => reports()?,
+        profiles => reports_as(profiles)?,
+    };
     if arguments.json {
         return print_json(&devices);
     }
@@ -48,6 +63,21 @@ fn print_absent() -> anyhow::Result<()> {
         say!("{BOLD}{provider}{BOLD:#} {DIM}{said}{DIM:#}")?;
     }
     Ok(())
+}
+
+fn reports_as(names: &[String]) -> anyhow::Result<Vec<DeviceReport>> {
+    let is_all = names.iter().any(|name| name == "all");
+    let profiles = match is_all {
+        true => Profile::shipped()?,
+        false => names
+            .iter()
+            .map(|name| Profile::named(name))
+            .collect::<Result<_, _>>()?,
+    };
+    let reports = profiles
+        .iter()
+        .map(|profile| Ok(DeviceReport::of(&profile.attributes()?)));
+    reports.collect()
 }
 
 pub(crate) fn reports() -> anyhow::Result<Vec<DeviceReport>> {

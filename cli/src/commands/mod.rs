@@ -1,6 +1,7 @@
 //! One module for each subcommand.
 
 pub(crate) mod capture;
+pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod copy;
 pub(crate) mod devices;
@@ -12,6 +13,7 @@ pub(crate) mod network;
 pub(crate) mod perf;
 pub(crate) mod ping;
 pub(crate) mod plan;
+pub(crate) mod profile;
 pub(crate) mod put;
 pub(crate) mod rds;
 pub(crate) mod run;

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use clap::ValueEnum;
+use polyverbs::emulated::EmulatedOptions;
 use polyverbs::{
     Context, RKey, RemoteAddress, Requirements,
     portable::{
@@ -11,6 +12,7 @@ use polyverbs::{
     },
     wr::SendFlags,
 };
+use polyverbs_configuration::ChosenProfile;
 use serde_json::{Value, json};
 
 use crate::output::{DIM, device, print_json, say};
@@ -21,11 +23,15 @@ use crate::output::{DIM, device, print_json, say};
 Examples:
   polyverbs plan --device ib0 read-and-invalidate
   polyverbs plan --device iw0 read-and-invalidate
+  polyverbs plan --as intel-x722 read-and-invalidate
   polyverbs plan --device ib0 register-for-remote-access --json | jq .slots")]
 pub(crate) struct Arguments {
     /// Name of the device
-    #[arg(long, value_name = "NAME")]
-    device: String,
+    #[arg(long, value_name = "NAME", required_unless_present = "profile")]
+    device: Option<String>,
+    /// A profile of real devices in place of a device: a name of `polyverbs profile list`, or a TOML file
+    #[arg(long = "as", value_name = "PROFILE", conflicts_with = "device")]
+    profile: Option<ChosenProfile>,
     /// The portable operation
     #[arg(value_enum)]
     operation: Operation,
@@ -45,7 +51,17 @@ enum Operation {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let device = device(&arguments.device)?;
+    let device = match (&arguments.profile, &arguments.device) {
+        (Some(chosen), _) => {
+            let profile = chosen.profile();
+            let named = EmulatedOptions {
+                name: Some(profile.name.clone()),
+                ..EmulatedOptions::default()
+            };
+            profile.device(&named, &[])?
+        }
+        (None, name) => device(name.as_deref().unwrap_or_default())?,
+    };
     let context = device.open(&Requirements::everything_of(&device.attributes()))?;
     let plan = match arguments.operation {
         Operation::ReadAndInvalidate => {

@@ -1,5 +1,6 @@
 //! The facade and its examples.
 
+mod appearance;
 mod connecting;
 mod counters;
 mod glob_import;

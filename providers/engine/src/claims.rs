@@ -3,7 +3,7 @@
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     ArgumentReason, Features, Transport, VerbError,
-    capability::{AtomicScope, BaselineGaps, DeviceAttributes, Limits, PortAttributes},
+    capability::{AtomicScope, BaselineGaps, DeviceAttributes, Identity, Limits, PortAttributes},
     ids::{Guid, LinkAddress},
 };
 
@@ -29,6 +29,7 @@ pub const LIMITS: Limits = Limits {
     max_srq_sge: 32,
     max_qp_rd_atom: 128,
     max_qp_init_rd_atom: 128,
+    max_res_rd_atom: 128 << 20,
     max_fast_reg_page_list_len: 1 << 12,
     page_size_cap: 0xffff_ffff_ffff_f000,
     max_mcast_grp: 1 << 12,
@@ -38,6 +39,9 @@ pub const LIMITS: Limits = Limits {
     local_ca_ack_delay: 0,
 };
 
+/// The vendor of emulated devices: a locally administered OUI, which no vendor has.
+const VENDOR_ID: u32 = 0x02_70_76;
+
 /// Returns the attributes of a device whose only port is `port`. The emulations of extensions add their features later.
 pub fn attributes(
     name: &str,
@@ -46,11 +50,18 @@ pub fn attributes(
     address: LinkAddress,
     port: PortAttributes,
 ) -> DeviceAttributes {
+    let identity = Identity {
+        vendor_id: VENDOR_ID,
+        vendor_part_id: 1,
+        hw_ver: 0,
+        fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
+    };
     let guid = Guid::software(transport, address.ip_or_stand_in());
     DeviceAttributes {
         name: name.to_owned(),
         provider,
         transport,
+        identity,
         node_guid: guid,
         sys_image_guid: guid,
         features: Features::SRQ,

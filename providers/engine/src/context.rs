@@ -267,7 +267,7 @@ impl<D: Driver> PdOps for Pd<D> {
         self.device.commands().run(reply, move || {
             let device = Arc::clone(&pd.device);
             path.check(1)?;
-            if usize::from(path.sgid_index) >= device.port_attributes().gids.len() {
+            if device.port_attributes().gid(path.sgid_index).is_none() {
                 let reason = "the port has no such identifier";
                 return Err(VerbError::argument("sgid_index", reason));
             }

@@ -14,7 +14,8 @@ use verbs_api::qp::{QpCounters, QpType};
 use verbs_api::{
     ArgumentReason, Features, Limit, Transport, VerbError,
     capability::{
-        Baseline, BaselineGaps, DeviceAttributes, Limits, Mtu, PhysState, PortAttributes, PortState,
+        AtomicScope, Baseline, BaselineGaps, DeviceAttributes, GidSlot, Identity, Limits, Mtu,
+        PhysState, PortAttributes, PortState,
     },
     event::{EventSubject, EventType},
     extension::{ExtensionOperation, Extensions},
@@ -55,8 +56,44 @@ pub struct DeviceOptions {
     /// Upper bounds for the limits that the device reports: each limit is the smaller of the driver's value and the one
     /// given here.
     pub limits: Vec<(Limit, u64)>,
+    /// Abilities of the baseline that the device lacks although its driver has them.
+    pub gaps: BaselineGaps,
+    /// What the device reports in place of what it is.
+    pub appearance: Appearance,
     /// The numbers that new queue pairs get: the first, and the one after the last.
     pub qp_numbers: (u32, u32),
+}
+
+/// What a device reports in place of what it is, so that it looks like a device of another kind. What is `None` stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Appearance {
+    /// The vendor and the model.
+    pub identity: Option<Identity>,
+    /// With respect to what atomics are atomic. The processor's own instructions carry them out in any case.
+    pub atomic_cap: Option<AtomicScope>,
+    /// The MTU that the port has at present, if it is smaller than the one that its link carries.
+    pub active_mtu: Option<Mtu>,
+    /// The layout of the port's GID table.
+    pub gids: Option<Vec<GidSlot>>,
+}
+
+impl Appearance {
+    fn apply(&self, attributes: &mut DeviceAttributes) {
+        if let Some(identity) = &self.identity {
+            attributes.identity.clone_from(identity);
+        }
+        if let Some(scope) = self.atomic_cap {
+            attributes.atomic_cap = scope;
+        }
+        for port in &mut attributes.ports {
+            if let Some(mtu) = self.active_mtu {
+                port.active_mtu = port.active_mtu.min(mtu);
+            }
+            if let Some(slots) = &self.gids {
+                port.gids = GidSlot::lay_out(slots, &port.gids);
+            }
+        }
+    }
 }
 
 impl Default for DeviceOptions {
@@ -69,6 +106,8 @@ impl Default for DeviceOptions {
             extensions: None,
             without: Features::empty(),
             limits: Vec::new(),
+            gaps: BaselineGaps::empty(),
+            appearance: Appearance::default(),
             qp_numbers: (0x11, 0xff_ffff),
         }
     }
@@ -127,6 +166,14 @@ impl<D: Driver> Device<D> {
         for &(limit, most) in &options.limits {
             attributes.limits.lower(limit, most);
         }
+        attributes.gaps |= options.gaps;
+        if attributes.gaps.contains(BaselineGaps::NO_ATOMICS) {
+            attributes.atomic_cap = AtomicScope::None;
+        }
+        options.appearance.apply(&mut attributes);
+        let served =
+            u64::from(attributes.limits.max_qp) * u64::from(attributes.limits.max_qp_rd_atom);
+        attributes.limits.lower(Limit::MaxResRdAtom, served);
         let most = network.link().and_then(|link| link.max_frame());
         for port in &mut attributes.ports {
             if let Some(agents) = driver.management() {

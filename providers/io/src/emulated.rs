@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use polyverbs_engine::device::Appearance;
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
@@ -12,7 +13,8 @@ use polyverbs_engine::network::Network;
 use thiserror::Error;
 use verbs_api::provider::{DeviceList, DeviceOps, Provider, errno_of};
 use verbs_api::{
-    ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
+    ArgumentReason, Features, Limit, VerbError, capability::BaselineGaps, extension::Extensions,
+    ids::LinkAddress,
 };
 
 use crate::RealHost;
@@ -58,8 +60,13 @@ pub struct EmulatedOptions {
     pub managed: bool,
     /// Features that the device does not report although it has them.
     pub without: Features,
-    /// Limits that the device reports as no larger than these values.
+    /// Limits that the device reports as no stronger than these values.
     pub limits: Vec<(Limit, u64)>,
+    /// Abilities of the baseline that the device lacks although its kind has them, such as queue pairs of a type.
+    pub gaps: BaselineGaps,
+    /// What the device reports in place of what it is: its vendor and model, the scope of its atomics, the MTU and the GID
+    /// table of its port.
+    pub appearance: Appearance,
     /// The extensions of the device; `None` for all that are linked into the program.
     pub extensions: Option<Extensions>,
 }
@@ -100,6 +107,8 @@ impl EmulatedOptions {
             strict_signaling: self.strict_signaling,
             without: self.without,
             limits: self.limits.clone(),
+            gaps: self.gaps,
+            appearance: self.appearance.clone(),
             extensions: self.extensions.clone(),
             ..DeviceOptions::default()
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use polyverbs_abi::{IbvContext, IbvDeviceAttr};
 use verbs_api::VerbError;
 use verbs_api::capability::{
-    AtomicScope, BaselineGaps, DeviceAttributes, Features, Grant, Limits, Transport,
+    AtomicScope, BaselineGaps, DeviceAttributes, Features, Grant, Identity, Limits, Transport,
 };
 use verbs_api::ids::Guid;
 use verbs_api::provider::carrier::Carrier;
@@ -66,6 +66,7 @@ impl Device {
             name,
             provider,
             transport,
+            identity: identity(&said),
             node_guid: Guid(said.node_guid.to_ne_bytes()),
             sys_image_guid: Guid(said.sys_image_guid.to_ne_bytes()),
             features: features(&said),
@@ -125,6 +126,17 @@ impl DeviceOps for Device {
 
     fn carrier(&self) -> Option<Carrier> {
         Some(self.connections.carrier())
+    }
+}
+
+fn identity(said: &IbvDeviceAttr) -> Identity {
+    let fw_ver = said.fw_ver.iter().map(|&byte| byte as u8);
+    let fw_ver: Vec<_> = fw_ver.take_while(|&byte| byte != 0).collect();
+    Identity {
+        vendor_id: said.vendor_id,
+        vendor_part_id: said.vendor_part_id,
+        hw_ver: said.hw_ver,
+        fw_ver: String::from_utf8_lossy(&fw_ver).into_owned(),
     }
 }
 
@@ -224,6 +236,7 @@ fn limits(
         max_srq_sge: number(said.max_srq_sge),
         max_qp_rd_atom: number(said.max_qp_rd_atom),
         max_qp_init_rd_atom: number(said.max_qp_init_rd_atom),
+        max_res_rd_atom: number(said.max_res_rd_atom),
         // User space has no verb for fast registration.
         max_fast_reg_page_list_len: 0,
         page_size_cap: said.page_size_cap,

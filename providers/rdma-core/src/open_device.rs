@@ -8,7 +8,9 @@ use verbs_api::VerbError;
 use verbs_api::capability::PortAttributes;
 use verbs_api::event::{EventSubject, EventType};
 use verbs_api::ids::Port;
-use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, Mutex, PdOps, Reply, own};
+use verbs_api::provider::{
+    ContextOps, CqInit, CqOps, EventSink, Mutex, PdOps, Reply, own_in_layers,
+};
 
 use crate::completion_queue::CompletionQueue;
 use crate::context::Context;
@@ -118,7 +120,9 @@ pub struct OpenDevice(Arc<Open>);
 impl OpenDevice {
     /// Returns the open device of a context; `None` if it is of another provider.
     pub fn of(context: &verbs_api::Context) -> Option<Self> {
-        own(context.ops(), "context").ok().map(Self)
+        own_in_layers(context.ops(), "context", <dyn ContextOps>::inner)
+            .ok()
+            .map(Self)
     }
 
     /// Calls `act` with the `ibv_context*` of the device, for instance to use a driver's direct verbs. The pointer is valid until

@@ -12,7 +12,7 @@ use polyverbs_abi::{
     IbvSge, Rdma, SendWr, Ud, send_flags, wr_opcode,
 };
 use verbs_api::capability::Features;
-use verbs_api::provider::{MrOps as _, Operation as _, own};
+use verbs_api::provider::{AhOps, MrOps, MwOps, Operation as _, own_in_layers};
 use verbs_api::wr::{
     BindWindow, Data, Operations, PostReason, ReceiveRequest, RemoteAddress, SendFlags, Sge,
     UdDestination, WorkRequest,
@@ -115,7 +115,8 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
             Named::Nothing => {}
             Named::Destination(to) => {
                 let handle: Arc<AddressHandle> =
-                    own(to.ah.ops(), "ah").map_err(|_| PostReason::ForeignAh)?;
+                    own_in_layers(to.ah.ops(), "ah", <dyn AhOps>::inner)
+                        .map_err(|_| PostReason::ForeignAh)?;
                 let held = gone(handle.ah.hold())?;
                 wr.wr.ud = Ud {
                     ah: held.pointer(),
@@ -214,11 +215,13 @@ pub(crate) fn bind_mw(
 /// The window belongs to another provider.
 pub(crate) fn window_of(bind: &BindWindow<'_>) -> Result<Arc<Window>, PostReason> {
     let window = bind.mw().ok_or(PostReason::NoWindow)?;
-    own(window, "mw").map_err(|_| PostReason::InvalidHandle)
+    own_in_layers(window, "mw", <dyn MwOps>::inner).map_err(|_| PostReason::InvalidHandle)
 }
 
 fn region_of(bind: &BindWindow<'_>) -> Result<Option<Arc<Region>>, PostReason> {
-    let region = bind.mr().map(|mr| own(mr, "mr"));
+    let region = bind
+        .mr()
+        .map(|mr| own_in_layers(mr, "mr", <dyn MrOps>::inner));
     region.transpose().map_err(|_| PostReason::InvalidHandle)
 }
 

@@ -1,6 +1,7 @@
 //! The RDMA devices that the user has configured with `polyverbs run`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use polyverbs::Device;
 use polyverbs::emulated::EmulatedDeviceError;
@@ -25,5 +26,6 @@ pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceErro
         complain(format_args!("the capture cannot be written: {error}"));
         None
     });
-    Some(device.make(tap))
+    let made = device.make(tap, Arc::new(|_, _| ()));
+    Some(made.map_err(EmulatedDeviceError::from))
 }

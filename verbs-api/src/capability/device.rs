@@ -219,6 +219,39 @@ impl GidEntry {
     }
 }
 
+/// An entry of a GID table as a device lays it out, whatever addresses it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GidSlot {
+    /// The entry is empty.
+    Empty,
+    /// The entry has the link-local GID, with this type.
+    LinkLocal(GidType),
+    /// The entry has the GID of the IP address, with this type.
+    Address(GidType),
+}
+
+impl GidSlot {
+    /// Lays out a GID table anew: each entry of `slots` is filled from `table`, in which the first entry that is not empty is
+    /// the link-local one and the last one is that of the IP address.
+    pub fn lay_out(slots: &[Self], table: &[GidEntry]) -> Vec<GidEntry> {
+        let mut filled = table.iter().filter(|entry| !entry.is_empty());
+        let first = filled.next();
+        let last = filled.next_back().or(first);
+        let of = |entry: Option<&GidEntry>, gid_type| GidEntry {
+            gid: entry.map_or_else(Gid::default, |entry| entry.gid),
+            gid_type,
+            ip: entry.and_then(|entry| entry.ip),
+            interface: entry.and_then(|entry| entry.interface.clone()),
+        };
+        let entries = slots.iter().map(|slot| match *slot {
+            Self::Empty => GidEntry::new(Gid::default(), GidType::RoceV2),
+            Self::LinkLocal(gid_type) => of(first, gid_type),
+            Self::Address(gid_type) => of(last, gid_type),
+        });
+        entries.collect()
+    }
+}
+
 /// What a subnet manager has assigned to a port. All fields are zero where there is no subnet manager, as on Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Subnet {
@@ -378,6 +411,21 @@ pub struct ExtensionFeatures {
     pub limits: Vec<(&'static str, u64)>,
 }
 
+/// What tells one model of devices from others: its vendor, and the versions of its hardware and firmware.
+///
+/// A program should ask for features and limits rather than for a model. Its bug reports should state the model.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// The vendor's number: 24 bits, by which its Ethernet addresses begin. A reseller may have set its own.
+    pub vendor_id: u32,
+    /// The vendor's number of the model.
+    pub vendor_part_id: u32,
+    /// The version of the hardware; 0 where the device has none.
+    pub hw_ver: u32,
+    /// The version of the firmware; for an emulated device, of the software.
+    pub fw_ver: String,
+}
+
 /// The attributes that a device reports (`ibv_query_device`).
 #[derive(Clone, Debug)]
 #[doc(alias = "ibv_query_device_ex")]
@@ -388,6 +436,8 @@ pub struct DeviceAttributes {
     pub provider: &'static str,
     /// The family of protocols that the device speaks.
     pub transport: Transport,
+    /// The vendor and the model of the device.
+    pub identity: Identity,
     /// GUID of the node; zero where it has none.
     pub node_guid: Guid,
     /// GUID of the system that the node is a part of; zero where it has none.

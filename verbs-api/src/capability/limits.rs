@@ -52,11 +52,17 @@ macro_rules! limits {
         }
 
         impl Limits {
-            /// Lowers the value of `limit` to `most` if it is larger.
+            /// Weakens `limit` to `most` if its value is stronger: of a maximum the smaller one stays, of a minimum the larger
+            /// one, and of a mask the bits that both have.
             pub fn lower(&mut self, limit: Limit, most: u64) {
+                self.set(limit, limit.direction().weaker(self.value(limit), most));
+            }
+
+            /// Sets `limit` to `value`, or to the largest value that its field can have. One of an extension stays, which only
+            /// [`DeviceAttributes`](super::DeviceAttributes) contains.
+            pub fn set(&mut self, limit: Limit, value: u64) {
                 match limit {
-                    // The present value fits the field's type, so the smaller of the two does too.
-                    $( Limit::$variant => self.$field = (self.$field as u64).min(most) as $ty, )*
+                    $( Limit::$variant => self.$field = <$ty>::try_from(value).unwrap_or(<$ty>::MAX), )*
                     Limit::Extension(_) => {}
                 }
             }
@@ -82,6 +88,17 @@ pub enum Direction {
     SmallerIsStronger,
     /// The value is a bit mask: every wanted bit must be offered.
     Bits,
+}
+
+impl Direction {
+    /// Returns the weaker of two values; of two masks, the bits that both have.
+    pub const fn weaker(self, one: u64, other: u64) -> u64 {
+        match (self, one < other) {
+            (Self::Bits, _) => one & other,
+            (Self::LargerIsStronger, true) | (Self::SmallerIsStronger, false) => one,
+            (Self::LargerIsStronger, false) | (Self::SmallerIsStronger, true) => other,
+        }
+    }
 }
 
 /// A limit that an extension defines, as a `static` of its crate.
@@ -159,6 +176,8 @@ limits! {
     MaxQpRdAtom max_qp_rd_atom: u32, LargerIsStronger;
     /// Most reads and atomics that a queue pair has outstanding at one time as the requester (ORD on iWARP).
     MaxQpInitRdAtom max_qp_init_rd_atom: u32, LargerIsStronger;
+    /// Most RDMA reads and atomics that the device can serve at the same time, over all of its queue pairs.
+    MaxResRdAtom max_res_rd_atom: u32, LargerIsStronger;
     /// Most pages, blocks or elements of one fast-register; 0 without BMME.
     MaxFastRegPageListLen max_fast_reg_page_list_len: u32, LargerIsStronger;
     /// Page sizes that can be registered: bit n stands for 2^n bytes.

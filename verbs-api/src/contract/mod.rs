@@ -106,6 +106,12 @@ pub trait ContextOps: AsAny {
         Err(VerbError::UnsupportedVerb("register_agent"))
     }
 
+    /// Returns the open device that this one forwards to, if it is a wrapper of a layer in front of another device. Requests and
+    /// extensions name such an object, and a provider finds its own by [`own_in_layers`](crate::provider::own_in_layers).
+    fn inner(&self) -> Option<&Arc<dyn ContextOps>> {
+        None
+    }
+
     /// Closes the context. Everything that was made from it has been destroyed before.
     fn close(&self) {}
 }
@@ -310,6 +316,12 @@ pub trait MrOps: AsAny {
         reply.unsupported("rereg_mr");
     }
 
+    /// Returns the region or key that this one forwards to, if it is a wrapper of a layer in front of another device. Requests and
+    /// extensions name such an object, and a provider finds its own by [`own_in_layers`](crate::provider::own_in_layers).
+    fn inner(&self) -> Option<&Arc<dyn MrOps>> {
+        None
+    }
+
     /// Revokes the keys at once. Replies when no access to the memory is in progress; a removal of the device does not
     /// shorten this.
     ///
@@ -323,6 +335,12 @@ pub trait MrOps: AsAny {
 pub trait MwOps: AsAny {
     /// Returns the window's present key. The key of a type 1 window that was never bound grants no access.
     fn rkey(&self) -> RKey;
+
+    /// Returns the window that this one forwards to, if it is a wrapper of a layer in front of another device. Requests and
+    /// extensions name such an object, and a provider finds its own by [`own_in_layers`](crate::provider::own_in_layers).
+    fn inner(&self) -> Option<&Arc<dyn MwOps>> {
+        None
+    }
 
     /// Deallocates the window, unbinding it if it is bound.
     fn dealloc(&self, reply: Reply<()>);

@@ -120,6 +120,17 @@ pub(crate) fn leave(function: &'static Function, arguments: Arguments, result: u
     errno.set();
 }
 
+/// Writes a line for a quirk of a device's profile that the program has met.
+#[cold]
+pub(crate) fn quirk(device: &str, quirk: &str, what: &str) {
+    if is_on() {
+        let thread = thread();
+        write(&format!(
+            "[{thread}] {device} has the quirk {quirk}: {what}\n"
+        ));
+    }
+}
+
 /// Writes a line for a verb of this name that has panicked.
 #[cold]
 pub(crate) fn panicked(name: &str, panic: Box<dyn Any + Send>) {

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod descriptors;
+mod in_turn;
 mod preflight;
 mod root;
 mod sanitizers;
@@ -18,8 +19,10 @@ use std::process::{Command, ExitCode};
 use anyhow::Context as _;
 use polyverbs::emulated::FaultSpec;
 use polyverbs_configuration::{
-    Configuration, ConfigurationError, Device, LinkLayer, ROOT_VARIABLE, STANDARD_ERROR, VARIABLE,
+    ChosenProfile, Configuration, ConfigurationError, Device, LinkLayer, ROOT_VARIABLE,
+    STANDARD_ERROR, VARIABLE, devices_as,
 };
+use polyverbs_profiles::Profile;
 
 use crate::libraries::Libraries;
 use crate::output::{complain, print};
@@ -43,6 +46,8 @@ settings with commas between them:
   crc=no                            iWARP without checksums
   speaks-first=yes                  iWARP servers that send first
   strict-signaling=no               send queues have room before completions are polled
+  profile=NAME                      as --as
+  except=QUIRK                      without a quirk of the profile
   max_qp=16                         and other limits, by their names
 With --device the program sees the named devices only, in that order.
 
@@ -56,6 +61,9 @@ Examples:
   polyverbs run --device name=mlx5_0,max_qp=100 -- ibv_devinfo
   polyverbs run --fault drop=1%,delay=1ms --pcap PACKETS -- ib_write_bw
   polyverbs run --node B -- ibstat
+  polyverbs run --as amd-ionic -- ibv_devinfo -v
+  polyverbs run --as amd-ionic,aws-efa -- PROGRAM
+  polyverbs run --as amd-ionic --except budget-res-rd-atom -- PROGRAM
   polyverbs run --trace=CALLS -- ibv_devices")]
 pub(crate) struct Arguments {
     /// File that describes the devices
@@ -64,6 +72,13 @@ pub(crate) struct Arguments {
     /// A device for the program; may be given several times
     #[arg(long, value_name = "DEVICE")]
     device: Vec<String>,
+    /// Profile of real devices that the program's devices take on: a name of `polyverbs profile list`, or a TOML file. With
+    /// several names, the program is run for each in turn
+    #[arg(long = "as", value_name = "PROFILE", value_delimiter = ',', conflicts_with_all = ["device", "config"])]
+    profiles: Vec<ChosenProfile>,
+    /// A quirk of the profile that the devices do not have; may be given several times
+    #[arg(long, value_name = "QUIRK", requires = "profiles")]
+    except: Vec<String>,
     /// Link layer that the ports of RoCE devices report: ethernet or infiniband
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<LinkLayer>,
@@ -100,8 +115,11 @@ pub(crate) struct Arguments {
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// Replaces this process by the program. Returns only on failure.
+/// Replaces this process by the program, or runs it for each of several profiles.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.profiles.len() > 1 {
+        return in_turn::run(&arguments.profiles);
+    }
     let configuration = configuration(arguments)?;
     if arguments.show {
         print(configuration.to_text()?.as_bytes())?;
@@ -112,6 +130,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     if let Some(complaint) = descriptors::make_room(configuration.devices.len()) {
         complain(&complaint);
+    }
+    if let [profile] = &*arguments.profiles {
+        tell_unmet(profile.profile())?;
     }
     let libraries = Libraries::find_or_build()?;
     let root = root::make(&configuration, adapter::find(&configuration)?.as_ref())?;
@@ -161,6 +182,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(NOT_RUN))
 }
 
+/// Tells what the devices of a profile have and our devices have not: a program that fails for that would run on the card.
+fn tell_unmet(profile: &Profile) -> anyhow::Result<()> {
+    let unmet = profile.unmet()?;
+    if !unmet.is_empty() {
+        let unmet: Vec<_> = unmet.iter().map(ToString::to_string).collect();
+        complain(&format!(
+            "as {}, our device has {}",
+            profile.name,
+            unmet.join(", ")
+        ));
+    }
+    Ok(())
+}
+
 // The file that the system would find to run.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let is_program = |file: &PathBuf| {
@@ -193,6 +228,13 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
         Some(file) => read(file)?,
         None => Configuration::from_environment().with_context(|| VARIABLE)?,
     };
+    if let [profile] = &*arguments.profiles {
+        let mut chosen = Configuration::default();
+        for device in devices_as(profile, &arguments.except) {
+            chosen.add(device)?;
+        }
+        configuration.devices = chosen.devices;
+    }
     if !arguments.device.is_empty() {
         choose(&mut configuration, &arguments.device)?;
     }

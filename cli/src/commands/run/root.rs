@@ -12,6 +12,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use polyverbs::capability::GidType;
 use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interfaces};
 use polyverbs_fabric::protocol::NodeReport;
 
@@ -155,13 +156,17 @@ impl View {
             TransportName::Roce => "1: CA",
             TransportName::Iwarp => "4: RNIC",
         };
+        let (fw_ver, hw_ver) = match device.identity() {
+            Some(identity) => (identity.fw_ver, identity.hw_ver),
+            None => (env!("CARGO_PKG_VERSION").to_owned(), 0),
+        };
         let about = [
             ("node_type", node_type.to_owned()),
             ("node_guid", guid.clone()),
             ("sys_image_guid", guid),
             ("node_desc", device.name.clone()),
-            ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
-            ("hw_rev", "0x0".to_owned()),
+            ("fw_ver", fw_ver),
+            ("hw_rev", format!("{hw_ver:#x}")),
             ("hca_type", "polyverbs".to_owned()),
             ("board_id", "polyverbs".to_owned()),
         ];
@@ -193,8 +198,8 @@ impl View {
         ];
         self.write(&port, &about)?;
         self.write(&port.join("pkeys"), &[("0", "0xffff".to_owned())])?;
-        let gid_type = match device.transport {
-            TransportName::Roce if !infiniband => "RoCE v2",
+        let gid_type = |gid_type| match gid_type {
+            GidType::RoceV2 if !infiniband => "RoCE v2",
             _ => "IB/RoCE v1",
         };
         let [gids, types, ndevs] =
@@ -205,8 +210,12 @@ impl View {
         let interface = interface.unwrap_or_default();
         for (index, gid) in device.gids().iter().enumerate() {
             let index = index.to_string();
-            self.write_one(gids.join(&index), &by_fours(&gid.0))?;
-            self.write_one(types.join(&index), gid_type)?;
+            self.write_one(gids.join(&index), &by_fours(&gid.gid.0))?;
+            // As in the kernel, an empty entry has no type.
+            if gid.is_empty() {
+                continue;
+            }
+            self.write_one(types.join(&index), gid_type(gid.gid_type))?;
             self.write_one(ndevs.join(&index), &interface)?;
         }
         Ok(())

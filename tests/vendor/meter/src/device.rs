@@ -93,6 +93,10 @@ impl ContextOps for Context {
         );
     }
 
+    fn inner(&self) -> Option<&Arc<dyn ContextOps>> {
+        Some(&self.behind)
+    }
+
     delegate! {
         to self.behind {
             fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError>;

@@ -103,6 +103,10 @@ impl MrOps for MemoryRegion {
         self.behind.rereg(change, reply);
     }
 
+    fn inner(&self) -> Option<&Arc<dyn MrOps>> {
+        Some(&self.behind)
+    }
+
     delegate! {
         to self.behind {
             fn lkey(&self) -> LKey;

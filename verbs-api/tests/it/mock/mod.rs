@@ -15,8 +15,8 @@ use verbs_api::qp::{AddressVector, QpAttributes, QpCap, QpState, QpStatus, QpTyp
 use verbs_api::*;
 use verbs_api::{
     capability::{
-        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Grant, Limits, Mtu,
-        PortAttributes, PortCaps,
+        AtomicScope, BaselineGaps, DeviceAttributes, GidEntry, GidType, Grant, Identity, Limits,
+        Mtu, PortAttributes, PortCaps,
     },
     completion::{Notify, WcOpcode},
     event::{EventSubject, EventType},
@@ -225,6 +225,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
         name: name.into(),
         provider: "mock",
         transport: Transport::InfiniBand,
+        identity: Identity::default(),
         node_guid: Guid::default(),
         sys_image_guid: Guid::default(),
         features: Features::all() - Features::WINDOW_2A - Features::READ_WITH_INVALIDATE,
@@ -251,6 +252,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
             max_srq_sge: 4,
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
+            max_res_rd_atom: 16_000,
             max_fast_reg_page_list_len: 256,
             page_size_cap: !0xfff,
             max_mcast_grp: 10,

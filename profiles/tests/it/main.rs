@@ -1,0 +1,8 @@
+//! Profiles of devices, and the emulated devices that take them on.
+
+mod devices;
+mod format;
+mod programs;
+mod quirks;
+mod recorded;
+mod reports;

@@ -1,0 +1,3 @@
+//! The layer in front of emulated devices.
+
+mod transparent;
