@@ -111,9 +111,9 @@ pub(super) fn supervise(
     ];
     let passed = ending.into_iter().chain([Signal::SIGUSR1, Signal::SIGUSR2]);
     passed.for_each(|signal| signals.add(signal));
-    // Blocked before the child exists, so that no signal ends this process while it runs. The child starts with none blocked.
-    signals.thread_block()?;
+    // The child has the signal mask of this thread, so nothing is blocked until it exists.
     let mut child = command.spawn()?;
+    signals.thread_block()?;
     let process = Pid::from_raw(child.id().cast_signed());
     let received = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
     let passing = Builder::new().name("signals".to_owned());
