@@ -2,6 +2,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`attachment`] | a verbs device's end of such a connection |
 //! | [`client`] | a program's end of a connection to the process that holds a fabric |
 //! | [`process`] | that process: one thread that waits for messages of programs |
 //! | [`protocol`] | the messages between both |
@@ -15,6 +16,7 @@
 //! Below [`process`] there is no socket, clock or thread, so that a test decides what time it is.
 #![forbid(unsafe_code)]
 
+pub mod attachment;
 pub mod client;
 pub mod members;
 pub mod process;

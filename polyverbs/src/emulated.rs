@@ -14,7 +14,7 @@ use thiserror::Error;
 use verbs_api::{Device, provider::errno_of};
 
 pub use polyverbs_io::emulated::{
-    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, kind, kinds,
+    ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, FabricPlace, kind, kinds,
 };
 pub use polyverbs_io::sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 pub use polyverbs_io::sim::{SimulationError, VirtualClock};

@@ -138,6 +138,11 @@ impl Port {
         &self.guids
     }
 
+    /// Returns the virtual lane by service level.
+    pub fn sl_to_vl(&self) -> &[u8; 16] {
+        &self.sl_to_vl
+    }
+
     /// Says whether the port has a subnet manager, which is a bit of its capability mask.
     pub fn set_sm(&mut self, is_sm: bool) {
         self.info.capability_mask &= !capability::IS_SM;

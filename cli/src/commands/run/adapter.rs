@@ -9,10 +9,11 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::Context as _;
-use polyverbs_configuration::{ADAPTER, Configuration};
+use polyverbs_configuration::Configuration;
 use polyverbs_fabric::FabricName;
 use polyverbs_fabric::client::{self, Connection};
 use polyverbs_fabric::protocol::{ActiveRate, NodeReport, PortReport};
+use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::smp::{PhysicalState, PortInfo, PortState};
 
 use super::root::by_fours;
@@ -40,10 +41,19 @@ pub(super) fn find(configuration: &Configuration) -> anyhow::Result<Option<NodeR
     Ok(Some(described))
 }
 
+/// Gives the device that is the adapter, if there is one, the GUID of the node.
+pub(super) fn name(configuration: &mut Configuration, adapter: Option<&NodeReport>) {
+    let guid = adapter.map(|it| Octets(it.info().node_guid.to_be_bytes()));
+    let devices = configuration.devices.iter_mut();
+    for device in devices.filter(|device| device.is_in_fabric()) {
+        device.guid = guid;
+    }
+}
+
 /// Writes the files of the adapter.
-pub(super) fn fill(root: &Path, adapter: &NodeReport) -> io::Result<()> {
+pub(super) fn fill(root: &Path, name: &str, adapter: &NodeReport) -> io::Result<()> {
     let info = adapter.info();
-    let at = root.join("sys/class/infiniband").join(ADAPTER);
+    let at = root.join("sys/class/infiniband").join(name);
     write(
         &at,
         &[
@@ -67,10 +77,10 @@ pub(super) fn fill(root: &Path, adapter: &NodeReport) -> io::Result<()> {
         let number = index + 1;
         describe(&at.join("ports").join(number.to_string()), port)?;
         for kind in ["umad", "issm"] {
-            let name = format!("{kind}{index}");
-            let about = [("ibdev", ADAPTER.to_owned()), ("port", number.to_string())];
-            write(&class.join(&name), &about)?;
-            symlink("/dev/null", devices.join(&name))?;
+            let file = format!("{kind}{index}");
+            let about = [("ibdev", name.to_owned()), ("port", number.to_string())];
+            write(&class.join(&file), &about)?;
+            symlink("/dev/null", devices.join(&file))?;
         }
     }
     Ok(())

@@ -71,7 +71,7 @@ fn make_within(
     let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
     // When the program first looks, it may have changed its user and be unable to write here.
     let filled = fill(root.path(), configuration, interfaces()).and_then(|()| match adapter {
-        Some(adapter) => adapter::fill(root.path(), adapter),
+        Some(adapter) => adapter::fill(root.path(), configuration.adapter(), adapter),
         None => Ok(()),
     });
     filled.with_context(|| format!("cannot fill {}", root.path().display()))?;
@@ -133,6 +133,9 @@ fn fill(
             ("abi_version", "1".to_owned()),
         ];
         view.write(&verbs.join(&device.name), &entries)?;
+        if device.is_in_fabric() {
+            continue;
+        }
         view.describe(
             &root.join("sys/class/infiniband").join(&device.name),
             device,
@@ -152,7 +155,7 @@ impl View {
     fn describe(&mut self, at: &Path, device: &Device) -> io::Result<()> {
         let guid = by_fours(&device.guid());
         let node_type = match device.transport {
-            TransportName::Roce => "1: CA",
+            TransportName::Roce | TransportName::Infiniband => "1: CA",
             TransportName::Iwarp => "4: RNIC",
         };
         let about = [
