@@ -16,6 +16,7 @@ use polyverbs_wire::mad::rmpp::rmpp_type;
 use polyverbs_wire::mad::{MAD_LEN, MadHeader, method};
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::protocol::{MOST_ROUTES, Notice, PortEvent, PortReport, Route};
 use crate::subnet::{Arrival, Subnet, Traffic};
 use crate::topology::{End, NodeKind, Topology};
@@ -211,6 +212,19 @@ impl Fabric {
     /// Has the counters of a port show what the verbs devices there have counted.
     pub fn count_traffic(&mut self, at: End, traffic: Box<dyn Traffic>) {
         self.subnet.count_traffic(at, traffic);
+    }
+
+    /// Returns the text of a file of an adapter, by its path below the adapter's folder: `ports/1/state`. `None` if there is no such
+    /// file about a port.
+    pub fn file(&mut self, node: &str, path: &str) -> Option<String> {
+        let node = self.adapter(node)?;
+        let (number, file) = path.strip_prefix("ports/")?.split_once('/')?;
+        self.subnet.count(node);
+        let port = self.subnet.node(node)?.port(number.parse().ok()?)?;
+        let (narrow, wide) = port.counters();
+        let files = files::of_port(&PortReport::new(port), &narrow, &wide);
+        let mut found = files.into_iter().filter(|(name, _)| name == file);
+        found.next().map(|(_, text)| text)
     }
 
     /// Says that a member has a verbs device. Returns the address of its frames, and the port as it is; changes follow by

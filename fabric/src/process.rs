@@ -22,7 +22,9 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with};
 
 use crate::members::{Delivery, Fabric, MemberId, Outgoing, Refusal};
-use crate::protocol::{Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request};
+use crate::protocol::{
+    Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request, decode_file_request,
+};
 use crate::sockets::{self, FabricName, Message};
 use crate::subnet::Traffic;
 use crate::topology::{End, Topology};
@@ -178,6 +180,14 @@ impl Process {
         if Front::decode(&message.bytes).is_some() {
             if let Some((front, data)) = sockets::mad_of(message) {
                 self.send(token, front, data);
+            }
+            return;
+        }
+        if let Some((node, path)) = decode_file_request(&message.bytes) {
+            let text = self.fabric.file(node, path).unwrap_or_default();
+            if let Some(to) = message.attached {
+                let parts = [IoSlice::new(text.as_bytes())];
+                let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
             }
             return;
         }

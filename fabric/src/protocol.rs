@@ -3,7 +3,8 @@
 //! A program sends requests and MADs. A request comes with the descriptor of a socket, to which the process sends the reply: so what
 //! arrives on the connection itself is nothing but MADs, and the program can poll it. Both ends run on one machine, so numbers
 //! have its byte order. A MAD, or a message of several segments, that is longer than [`INLINE`] is in a file in memory, whose
-//! descriptor comes with the message.
+//! descriptor comes with the message. A [request for a file](decode_file_request) has a form of its own, for senders that have no room for
+//! more.
 
 use std::net::Ipv4Addr;
 
@@ -222,6 +223,13 @@ pub const LONGEST_REQUEST: usize = 64 << 10;
 pub const FRONT: usize = 1 + 5 * 4 + ADDRESS;
 const ADDRESS: usize = 38;
 const MAD: u8 = b'M';
+
+/// Decodes a request for the text of a file: `R`, the name of a node, a zero, and the path of the file below the folder of the
+/// adapter. The reply is the text, or nothing.
+pub fn decode_file_request(message: &[u8]) -> Option<(&str, &str)> {
+    let rest = str::from_utf8(message.strip_prefix(b"R")?).ok()?;
+    rest.split_once('\0')
+}
 
 /// The front of a message with a MAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

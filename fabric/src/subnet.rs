@@ -274,7 +274,7 @@ impl Subnet {
     }
 
     /// Adds what devices of programs have counted since to the totals of a node's ports.
-    fn count(&mut self, node: usize) {
+    pub fn count(&mut self, node: usize) {
         let of_node = self.traffic.iter_mut().filter(|(at, _)| at.node == node);
         for (at, counted) in of_node {
             let now = counted.traffic.read();

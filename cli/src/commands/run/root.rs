@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interfaces};
+use polyverbs_fabric::files::by_fours;
 use polyverbs_fabric::protocol::NodeReport;
 
 use super::adapter;
@@ -71,7 +72,7 @@ fn make_within(
     let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
     // When the program first looks, it may have changed its user and be unable to write here.
     let filled = fill(root.path(), configuration, interfaces()).and_then(|()| match adapter {
-        Some(adapter) => adapter::fill(root.path(), configuration.adapter(), adapter),
+        Some(adapter) => adapter::fill(root.path(), configuration, adapter),
         None => Ok(()),
     });
     filled.with_context(|| format!("cannot fill {}", root.path().display()))?;
@@ -232,15 +233,6 @@ impl View {
         }
         Ok(())
     }
-}
-
-// Hexadecimal with a colon after each two bytes, as the kernel shows GUIDs and GIDs.
-pub(super) fn by_fours(bytes: &[u8]) -> String {
-    let groups: Vec<String> = bytes
-        .chunks(2)
-        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
-        .collect();
-    groups.join(":")
 }
 
 #[cfg(test)]
