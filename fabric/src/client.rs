@@ -1,9 +1,11 @@
 //! A program's end of a connection to the process that holds a fabric.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use polyverbs_io::SharedCounters;
 use polyverbs_management::Address;
 use polyverbs_management::address::{SMI_QP, is_subnet_management};
 use polyverbs_wire::mad::smp::{CLASS_VERSION, DIRECTED_CLASS, LID_CLASS};
@@ -12,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 use crate::members::{Delivery, Outgoing, Registration};
-use crate::protocol::{Front, NodeReport, Reply, Request};
+use crate::protocol::{Front, LONGEST_REQUEST, NodeReport, Notice, Reply, Request, Route};
 use crate::query::{Exchange, QueryError};
 use crate::sockets::{self, FabricName, LONGEST_MESSAGE};
 
@@ -77,6 +79,56 @@ pub fn describe(connection: BorrowedFd<'_>, node: &str) -> io::Result<NodeReport
         Reply::Node(node) => Ok(*node),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
+}
+
+/// Where the frames of verbs devices at a port are carried, and what they count.
+#[derive(Debug)]
+pub struct Carrier {
+    /// The address of the frames.
+    pub at: Ipv4Addr,
+    /// The counters to which the devices add, in the order of [`Carried`](polyverbs_management::Carried).
+    pub counters: SharedCounters,
+    /// The port as it is.
+    pub notice: Notice,
+}
+
+/// Says that the program has a verbs device at the port to which the connection is attached. The connection then carries
+/// [notices](receive_notice), and no MADs.
+///
+/// # Errors
+/// The connection is not attached, or the process has gone.
+pub fn carry(connection: BorrowedFd<'_>) -> io::Result<Carrier> {
+    let (reply, attached) = sockets::ask_for_descriptor(connection, &Request::Carry)?;
+    match (reply, attached.and_then(SharedCounters::of)) {
+        (Reply::Carrier { at, notice }, Some(counters)) => Ok(Carrier {
+            at,
+            counters,
+            notice: *notice,
+        }),
+        (Reply::Refused(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Returns where the LIDs of ports with verbs devices lead from the port to which the connection is attached.
+///
+/// # Errors
+/// The connection is not attached, or the process has gone.
+pub fn routes(connection: BorrowedFd<'_>) -> io::Result<Vec<Route>> {
+    match ask(connection, &Request::Routes)? {
+        Reply::Routes(routes) => Ok(routes),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Receives the next notice without waiting.
+///
+/// # Errors
+/// There is none yet ([`WouldBlock`](io::ErrorKind::WouldBlock)), or the process has gone.
+pub fn receive_notice(connection: BorrowedFd<'_>) -> io::Result<Notice> {
+    let message = sockets::receive(connection, LONGEST_REQUEST)?;
+    let message = message.ok_or(Errno::NODEV)?;
+    Ok(serde_json::from_slice(&message.bytes)?)
 }
 
 /// Registers an agent, and returns its number.

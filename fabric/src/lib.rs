@@ -2,7 +2,9 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`attachment`] | a verbs device's end of such a connection |
 //! | [`client`] | a program's end of a connection to the process that holds a fabric |
+//! | [`files`] | the texts of files below `/sys` |
 //! | [`process`] | that process: one thread that waits for messages of programs |
 //! | [`protocol`] | the messages between both |
 //! | [`members`] | programs that are attached to ports, and their agents |
@@ -15,7 +17,9 @@
 //! Below [`process`] there is no socket, clock or thread, so that a test decides what time it is.
 #![forbid(unsafe_code)]
 
+pub mod attachment;
 pub mod client;
+pub mod files;
 pub mod members;
 pub mod process;
 pub mod protocol;

@@ -3,7 +3,8 @@
 //! A [`Fabric`] is a subnet with its members. It has no socket, clock or thread: the caller passes in what members ask for, with
 //! the time, and takes out what they get. It calls [`Fabric::expire`] at the time that [`Fabric::next_deadline`] names.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use polyverbs_management::agent_table::{
@@ -15,7 +16,9 @@ use polyverbs_wire::mad::rmpp::rmpp_type;
 use polyverbs_wire::mad::{MAD_LEN, MadHeader, method};
 use serde::{Deserialize, Serialize};
 
-use crate::subnet::{Arrival, Subnet};
+use crate::files;
+use crate::protocol::{MOST_ROUTES, Notice, PortEvent, PortReport, Route};
+use crate::subnet::{Arrival, Subnet, Traffic};
 use crate::topology::{End, NodeKind, Topology};
 use crate::transfers::{self, Arriving, Key, Leaving, Transfers};
 
@@ -91,6 +94,9 @@ pub enum Refusal {
     /// The data is no MAD.
     #[error("the data is not a MAD")]
     NoMad,
+    /// There is no memory for the counters of a port.
+    #[error("there is no memory for the counters of the port")]
+    NoMemory,
     /// Another member is the subnet manager of the port.
     #[error("the port has a subnet manager already")]
     HasSm,
@@ -101,6 +107,16 @@ struct Member {
     at: End,
     agents: BTreeMap<u32, AgentId>,
     is_sm: bool,
+    device: Option<Device>,
+}
+
+/// What a member with a verbs device has been told.
+#[derive(Debug)]
+struct Device {
+    /// The version of the subnet that the member knows; `None` if it does not know any.
+    version: Option<u64>,
+    told: Option<Notice>,
+    events: Vec<PortEvent>,
 }
 
 /// A member and the number that it knows its agent by.
@@ -120,12 +136,17 @@ pub struct Fabric {
     tables: HashMap<End, AgentTable<Owner>>,
     transfers: Transfers,
     deliveries: VecDeque<(MemberId, Delivery)>,
+    carriers: Carriers,
+    /// The time of the last notices.
+    told: Option<Duration>,
 }
 
 impl Fabric {
-    /// Creates a fabric without members.
-    pub fn new(topology: &Topology) -> Self {
+    /// Creates a fabric without members. Frames of verbs devices are carried between the addresses that follow `seed`.
+    pub fn new(topology: &Topology, seed: u32) -> Self {
         Self {
+            carriers: Carriers::new(topology, seed),
+            told: None,
             subnet: Subnet::new(topology),
             members: BTreeMap::new(),
             last_member: 0,
@@ -174,9 +195,169 @@ impl Fabric {
                 at,
                 agents: BTreeMap::new(),
                 is_sm: false,
+                device: None,
             },
         );
         Ok(member)
+    }
+
+    /// Returns the port at which a member is.
+    ///
+    /// # Errors
+    /// There is no such member.
+    pub fn port_of(&self, id: MemberId) -> Result<End, Refusal> {
+        Ok(self.members.get(&id).ok_or(Refusal::NotAttached)?.at)
+    }
+
+    /// Has the counters of a port show what the verbs devices there have counted.
+    pub fn count_traffic(&mut self, at: End, traffic: Box<dyn Traffic>) {
+        self.subnet.count_traffic(at, traffic);
+    }
+
+    /// Returns the text of a file of an adapter, by its path below the adapter's folder: `ports/1/state`. `None` if there is no such
+    /// file about a port.
+    pub fn file(&mut self, node: &str, path: &str) -> Option<String> {
+        let node = self.adapter(node)?;
+        let (number, file) = path.strip_prefix("ports/")?.split_once('/')?;
+        self.subnet.count(node);
+        let port = self.subnet.node(node)?.port(number.parse().ok()?)?;
+        let (narrow, wide) = port.counters();
+        let files = files::of_port(&PortReport::new(port), &narrow, &wide);
+        let mut found = files.into_iter().filter(|(name, _)| name == file);
+        found.next().map(|(_, text)| text)
+    }
+
+    /// Says that a member has a verbs device. Returns the address of its frames, and the port as it is; changes follow by
+    /// [`poll_notice`](Self::poll_notice).
+    ///
+    /// # Errors
+    /// There is no such member.
+    pub fn carry(&mut self, id: MemberId) -> Result<(Ipv4Addr, Notice), Refusal> {
+        let member = self.members.get_mut(&id).ok_or(Refusal::NotAttached)?;
+        let at = member.at;
+        let device = |version, told| Device {
+            version,
+            told,
+            events: Vec::new(),
+        };
+        member.device = Some(device(None, None));
+        // The others are told of the new device; this one learns the rest from the reply.
+        for other in self.members.values_mut() {
+            if let Some(device) = &mut other.device {
+                device.version = None;
+            }
+        }
+        let notice = self.notice(at).ok_or(Refusal::NoPort)?;
+        let version = Some(self.subnet.version());
+        if let Some(member) = self.members.get_mut(&id) {
+            member.device = Some(device(version, Some(notice.clone())));
+        }
+        Ok((self.carriers.of(at), notice))
+    }
+
+    /// Returns where the LIDs of ports with verbs devices lead from the port of a member.
+    ///
+    /// # Errors
+    /// There is no such member.
+    pub fn routes(&self, id: MemberId) -> Result<Vec<Route>, Refusal> {
+        Ok(self.routes_from(self.port_of(id)?))
+    }
+
+    fn routes_from(&self, at: End) -> Vec<Route> {
+        let devices = self.members.values().filter(|it| it.device.is_some());
+        let ends: BTreeSet<(usize, u8)> = devices.map(|it| (it.at.node, it.at.port)).collect();
+        let ends = ends.into_iter().map(|(node, port)| End { node, port });
+        let routes = ends.flat_map(|to| {
+            let info = self.subnet.node(to.node).and_then(|it| it.port(to.port));
+            let (lid, lmc) = info.map_or((0, 0), |port| (port.info().lid, port.info().lmc));
+            // A port without a LID has none of its 2^LMC either.
+            let count = if lid == 0 { 0 } else { 1u32 << lmc };
+            (0..count).filter_map(move |path| {
+                let lid = lid.checked_add(path as u16)?;
+                let is_reached = self.subnet.destination(at, lid) == Some(to);
+                // A frame that arrives names the first LID of its sender.
+                (path == 0 || is_reached).then(|| Route(lid, self.carriers.of(to), is_reached))
+            })
+        });
+        routes.take(MOST_ROUTES).collect()
+    }
+
+    fn notice(&self, at: End) -> Option<Notice> {
+        let port = self.subnet.node(at.node)?.port(at.port)?;
+        Some(Notice {
+            port: PortReport::new(port),
+            sl_to_vl: *port.sl_to_vl(),
+            events: Vec::new(),
+            routes: self.routes_from(at),
+        })
+    }
+
+    /// Returns the next member with a verbs device that is to be told of a change, and the change; `None` if there is none.
+    /// While a subnet manager is at work the notices wait a moment, so that each tells of many changes.
+    pub fn poll_notice(&mut self, now: Duration) -> Option<(MemberId, Notice)> {
+        self.collect_events();
+        // All members are told at one time.
+        let is_going_on = self.told == Some(now);
+        if self.next_notice().is_none_or(|due| due > now) && !is_going_on {
+            return None;
+        }
+        let version = self.subnet.version();
+        while let Some((id, at)) = self.untold() {
+            let mut notice = self.notice(at)?;
+            let device = self.members.get_mut(&id)?.device.as_mut()?;
+            device.version = Some(version);
+            let events = std::mem::take(&mut device.events);
+            if events.is_empty() && device.told.as_ref() == Some(&notice) {
+                continue;
+            }
+            device.told = Some(notice.clone());
+            notice.events = events;
+            self.told = Some(now);
+            return Some((id, notice));
+        }
+        None
+    }
+
+    /// Takes a notice back that the member had no room for, and which it gets with a later one.
+    pub fn keep_notice(&mut self, id: MemberId, notice: Notice) {
+        let device = self.members.get_mut(&id).and_then(|it| it.device.as_mut());
+        if let Some(device) = device {
+            let later = std::mem::replace(&mut device.events, notice.events);
+            device.events.extend(later);
+            device.events.truncate(MOST_EVENTS);
+            (device.version, device.told) = (None, None);
+        }
+    }
+
+    /// A member that does not know the present version, or all events.
+    fn untold(&self) -> Option<(MemberId, End)> {
+        let version = Some(self.subnet.version());
+        let is_untold = |it: &Device| it.version != version || !it.events.is_empty();
+        let mut members = self.members.iter();
+        let (id, member) =
+            members.find(|(_, member)| member.device.as_ref().is_some_and(is_untold))?;
+        Some((*id, member.at))
+    }
+
+    /// The time of the next notices; `None` if every member knows everything.
+    fn next_notice(&self) -> Option<Duration> {
+        self.untold()?;
+        Some(self.told.map_or(Duration::ZERO, |told| told + PAUSE))
+    }
+
+    /// Keeps the events of ports for the members with verbs devices there.
+    fn collect_events(&mut self) {
+        while let Some((at, event)) = self.subnet.poll_event() {
+            let Some(event) = PortEvent::of(event) else {
+                continue;
+            };
+            let here = self.members.values_mut().filter(|it| it.at == at);
+            for device in here.filter_map(|it| it.device.as_mut()) {
+                if device.events.len() < MOST_EVENTS {
+                    device.events.push(event);
+                }
+            }
+        }
     }
 
     /// Detaches a program, with its agents. Without effect if it is not attached.
@@ -192,6 +373,14 @@ impl Fabric {
         }
         if member.is_sm {
             self.subnet.set_sm(member.at, false);
+        }
+        if member.device.is_some() {
+            // The others learn that this device is gone.
+            let devices = self
+                .members
+                .values_mut()
+                .filter_map(|it| it.device.as_mut());
+            devices.for_each(|device| device.version = None);
         }
     }
 
@@ -314,7 +503,11 @@ impl Fabric {
     pub fn next_deadline(&self) -> Option<Duration> {
         let tables = self.tables.values();
         let deadlines = tables.filter_map(AgentTable::next_deadline);
-        let others = [self.transfers.next_deadline(), self.subnet.next_deadline()];
+        let others = [
+            self.transfers.next_deadline(),
+            self.subnet.next_deadline(),
+            self.next_notice(),
+        ];
         deadlines.chain(others.into_iter().flatten()).min()
     }
 
@@ -361,8 +554,7 @@ impl Fabric {
         while let Some(arrival) = self.subnet.poll_arrival() {
             self.receive(&arrival, now);
         }
-        // Programs do not ask for events yet.
-        while self.subnet.poll_event().is_some() {}
+        self.collect_events();
     }
 
     fn receive(&mut self, arrival: &Arrival, now: Duration) {
@@ -463,6 +655,36 @@ impl Fabric {
     }
 }
 
+/// The addresses between which frames of verbs devices are carried: one of the loopback network for each port of an adapter.
+#[derive(Debug)]
+struct Carriers {
+    seed: u32,
+    /// The number of the first port by node.
+    first: Vec<u32>,
+}
+
+impl Carriers {
+    fn new(topology: &Topology, seed: u32) -> Self {
+        let mut next = 0;
+        let first = topology.nodes.iter().map(|node| {
+            let first = next;
+            if node.kind == NodeKind::Adapter {
+                next += u32::from(node.ports);
+            }
+            first
+        });
+        let first = first.collect();
+        Self { seed, first }
+    }
+
+    fn of(&self, at: End) -> Ipv4Addr {
+        let first = self.first.get(at.node).copied().unwrap_or_default();
+        let number = first + u32::from(at.port);
+        let offset = self.seed.wrapping_add(number) % CARRIERS;
+        Ipv4Addr::from_bits(FIRST_CARRIER + offset)
+    }
+}
+
 fn patience(sent: &Outgoing) -> Option<Patience> {
     (sent.timeout_ms > 0).then(|| Patience {
         timeout: Duration::from_millis(sent.timeout_ms.into()),
@@ -481,6 +703,13 @@ fn padded(data: &[u8]) -> Result<[u8; MAD_LEN], Refusal> {
     Ok(mad)
 }
 
+/// 127.1.0.0 and on, up to 127.254.255.255: programs use the addresses before, and the last one is no machine's.
+const FIRST_CARRIER: u32 = 0x7f01_0000;
+const CARRIERS: u32 = 0x00fe_0000;
+/// The time between notices.
+const PAUSE: Duration = Duration::from_millis(5);
+/// The most events that wait for a member that does not read. Later ones are lost.
+const MOST_EVENTS: usize = 256;
 /// The most agents of a member, as Linux has it.
 const MOST_AGENTS: u32 = 32;
 const LIMITS: Limits = Limits {

@@ -4,11 +4,15 @@
 //! 64 messages, or one with a descriptor, after which the next is served. One that does not read loses what does not fit into its
 //! socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use polyverbs_io::SharedCounters;
+use polyverbs_management::Carried;
 use polyverbs_management::agent_table::RegisterError;
 use polyverbs_wire::mad::MadHeader;
 use polyverbs_wire::mad::smp::NodeInfo;
@@ -18,8 +22,11 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with};
 
 use crate::members::{Delivery, Fabric, MemberId, Outgoing, Refusal};
-use crate::protocol::{Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request};
+use crate::protocol::{
+    Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request, decode_file_request,
+};
 use crate::sockets::{self, FabricName, Message};
+use crate::subnet::Traffic;
 use crate::topology::{End, Topology};
 
 /// A connection of a program.
@@ -40,6 +47,8 @@ pub struct Process {
     clients: BTreeMap<u64, Client>,
     by_member: BTreeMap<MemberId, u64>,
     last_token: u64,
+    /// What the verbs devices at each port count.
+    counters: HashMap<End, Arc<SharedCounters>>,
     /// MADs that did not fit into the socket of a program that does not read.
     lost: u64,
 }
@@ -54,14 +63,15 @@ impl Process {
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
         Ok(Self {
+            fabric: Fabric::new(topology, seed(&name)),
             name,
-            fabric: Fabric::new(topology),
             began: Instant::now(),
             ready,
             listener,
             clients: BTreeMap::new(),
             by_member: BTreeMap::new(),
             last_token: STOP.u64(),
+            counters: HashMap::new(),
             lost: 0,
         })
     }
@@ -97,6 +107,7 @@ impl Process {
         let now = self.now();
         self.fabric.expire(now);
         self.deliver();
+        self.tell(now);
         Ok(true)
     }
 
@@ -172,15 +183,68 @@ impl Process {
             }
             return;
         }
+        if let Some((node, path)) = decode_file_request(&message.bytes) {
+            let text = self.fabric.file(node, path).unwrap_or_default();
+            if let Some(to) = message.attached {
+                let parts = [IoSlice::new(text.as_bytes())];
+                let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
+            }
+            return;
+        }
         // A program that sends something else gets no reply, as the end of its own socket shows.
         let Ok(request) = serde_json::from_slice(&message.bytes) else {
             return;
         };
-        let reply = self.fulfil(token, request);
-        let reply = reply.unwrap_or_else(|refusal| Reply::Refused(errno(refusal)));
+        let (reply, counters) = match request {
+            Request::Carry => self.carry(token),
+            request => self.fulfil(token, request).map(|reply| (reply, None)),
+        }
+        .unwrap_or_else(|refusal| (Reply::Refused(errno(refusal)), None));
         if let (Some(to), Ok(text)) = (message.attached, serde_json::to_vec(&reply)) {
             let parts = [IoSlice::new(&text)];
-            let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
+            let attached = counters.as_ref().map(|it| it.as_fd());
+            let _ = sockets::send(to.as_fd(), &parts, attached, SendFlags::DONTWAIT);
+        }
+    }
+
+    /// Makes a program one with a verbs device, which adds to the counters of its port.
+    fn carry(&mut self, token: u64) -> Result<(Reply, Option<Arc<SharedCounters>>), Refusal> {
+        let member = self.clients.get(&token).and_then(|it| it.member);
+        let member = member.ok_or(Refusal::NotAttached)?;
+        let port = self.fabric.port_of(member)?;
+        let counters = match self.counters.get(&port) {
+            Some(counters) => Arc::clone(counters),
+            None => {
+                let made = SharedCounters::new().map_err(|_| Refusal::NoMemory)?;
+                let made = Arc::new(made);
+                self.counters.insert(port, Arc::clone(&made));
+                let traffic = Box::new(Counters(Arc::clone(&made)));
+                self.fabric.count_traffic(port, traffic);
+                made
+            }
+        };
+        let (at, notice) = self.fabric.carry(member)?;
+        let notice = Box::new(notice);
+        Ok((Reply::Carrier { at, notice }, Some(counters)))
+    }
+
+    /// Tells programs with verbs devices what has changed.
+    fn tell(&mut self, now: Duration) {
+        let mut kept = Vec::new();
+        while let Some((member, notice)) = self.fabric.poll_notice(now) {
+            let token = self.by_member.get(&member);
+            let client = token.and_then(|token| self.clients.get(token));
+            let (Some(client), Ok(text)) = (client, serde_json::to_vec(&notice)) else {
+                continue;
+            };
+            let parts = [IoSlice::new(&text)];
+            let to = client.socket.as_fd();
+            if sockets::send(to, &parts, None, SendFlags::DONTWAIT).is_err() {
+                kept.push((member, notice));
+            }
+        }
+        for (member, notice) in kept {
+            self.fabric.keep_notice(member, notice);
         }
     }
 
@@ -197,6 +261,9 @@ impl Process {
                 let agent = self.fabric.register(attached?, &registration)?;
                 return Ok(Reply::Agent(agent));
             }
+            Request::Routes => return Ok(Reply::Routes(self.fabric.routes(attached?)?)),
+            // It has a descriptor in its reply.
+            Request::Carry => return Err(Refusal::NotAttached),
             Request::SetLink { node, port, is_up } => self.set_link(&node, port, is_up)?,
             Request::Unregister { agent } => self.fabric.unregister(attached?, agent)?,
         }
@@ -274,6 +341,26 @@ impl Process {
     }
 }
 
+/// The counters of the verbs devices at a port.
+#[derive(Debug)]
+struct Counters(Arc<SharedCounters>);
+
+impl Traffic for Counters {
+    fn read(&self) -> [u64; Carried::COUNT] {
+        std::array::from_fn(|index| self.0.counter(index).load(Ordering::Relaxed))
+    }
+}
+
+/// A number that differs between the fabrics of a machine, and is the same each time that one is started.
+fn seed(name: &FabricName) -> u32 {
+    let user = rustix::process::geteuid().as_raw();
+    let text = format!("{user} {name}");
+    // FNV-1a.
+    text.bytes().fold(0x811c_9dc5, |hash: u32, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
 fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -286,7 +373,9 @@ fn errno(refusal: Refusal) -> i32 {
     let errno = match refusal {
         Refusal::NoPort => Errno::NODEV,
         Refusal::NotAttached => Errno::NOTCONN,
-        Refusal::TooManyAgents | Refusal::Registration(RegisterError::Full) => Errno::NOMEM,
+        Refusal::NoMemory | Refusal::TooManyAgents | Refusal::Registration(RegisterError::Full) => {
+            Errno::NOMEM
+        }
         Refusal::HasSm => Errno::AGAIN,
         Refusal::NoAgent | Refusal::NoMad | Refusal::Registration(_) | Refusal::Send(_) => {
             Errno::INVAL

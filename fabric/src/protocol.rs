@@ -3,9 +3,12 @@
 //! A program sends requests and MADs. A request comes with the descriptor of a socket, to which the process sends the reply: so what
 //! arrives on the connection itself is nothing but MADs, and the program can poll it. Both ends run on one machine, so numbers
 //! have its byte order. A MAD, or a message of several segments, that is longer than [`INLINE`] is in a file in memory, whose
-//! descriptor comes with the message.
+//! descriptor comes with the message. A [request for a file](decode_file_request) has a form of its own, for senders that have no room for
+//! more.
 
-use polyverbs_management::{Address, GlobalRoute};
+use std::net::Ipv4Addr;
+
+use polyverbs_management::{Address, Event, GlobalRoute};
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad::smp::{NodeInfo, PortInfo};
 use serde::{Deserialize, Serialize};
@@ -24,6 +27,9 @@ pub enum Request {
     },
     /// Says that the program is a subnet manager at its port, until the connection ends.
     BecomeSm,
+    /// Says that the program has a verbs device at its port, and asks for the [address](Reply::Carrier) of its frames. From
+    /// then on the connection carries a [`Notice`] at each change, and is used for nothing else.
+    Carry,
     /// Describes a node. An empty name is that of the first adapter.
     Describe {
         /// The name of the node.
@@ -31,6 +37,8 @@ pub enum Request {
     },
     /// Registers an agent.
     Register(Registration),
+    /// Asks where the LIDs of ports with verbs devices lead, as seen from the program's port.
+    Routes,
     /// Cuts or joins the link of a port.
     SetLink {
         /// The name of the node.
@@ -54,6 +62,16 @@ pub enum Reply {
     Done,
     /// The agent has this number.
     Agent(u32),
+    /// Verbs devices at the port send and receive frames at this address. The descriptor of the counters to which they add
+    /// comes with the reply.
+    Carrier {
+        /// The address, which is the same each time that the process is started.
+        at: Ipv4Addr,
+        /// The port as it is now.
+        notice: Box<Notice>,
+    },
+    /// The LIDs of a port lead to these ports.
+    Routes(Vec<Route>),
     /// The node that is to be described.
     Node(Box<NodeReport>),
     /// The request is refused with this error number.
@@ -68,6 +86,52 @@ pub struct NodeReport {
     info: Octets<{ NodeInfo::LEN }>,
     /// The ports from 1 on.
     pub ports: Vec<PortReport>,
+}
+
+/// The state of a port for its verbs devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Notice {
+    /// The port as it is now.
+    pub port: PortReport,
+    /// The virtual lane by service level.
+    pub sl_to_vl: [u8; 16],
+    /// What has happened since the last notice, in this order.
+    pub events: Vec<PortEvent>,
+    /// The ports with verbs devices: at most [`MOST_ROUTES`].
+    pub routes: Vec<Route>,
+}
+
+/// A LID, the address of frames to the port that has it, and whether the forwarding tables lead there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route(pub u16, pub Ipv4Addr, pub bool);
+
+/// An asynchronous event of verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of verbs")]
+pub enum PortEvent {
+    ClientReregister,
+    GidChange,
+    LidChange,
+    PkeyChange,
+    PortActive,
+    PortErr,
+    SmChange,
+}
+
+impl PortEvent {
+    /// The event of verbs for a change of a port; `None` if programs get none.
+    pub fn of(event: Event) -> Option<Self> {
+        Some(match event {
+            Event::ClientReregister => Self::ClientReregister,
+            Event::GidChange => Self::GidChange,
+            Event::LidChange => Self::LidChange,
+            Event::PkeyChange => Self::PkeyChange,
+            Event::PortActive => Self::PortActive,
+            Event::PortErr => Self::PortErr,
+            Event::SmChange => Self::SmChange,
+            Event::Retrain => return None,
+        })
+    }
 }
 
 /// A port as it is now.
@@ -108,6 +172,11 @@ impl PortReport {
         self.info.header()
     }
 
+    /// Replaces the state of the port.
+    pub fn set_info(&mut self, info: &PortInfo) {
+        self.info = Octets(info.to_view().0);
+    }
+
     /// Returns width and speed of the link. A port without a link has the lowest ones.
     pub fn rate(&self) -> ActiveRate {
         let info = self.info();
@@ -146,12 +215,21 @@ pub struct ActiveRate {
 pub const INLINE: usize = 4096;
 /// The length of the longest message of several segments.
 pub const LONGEST: usize = 16 << 20;
+/// The most routes of a notice, so that it is no longer than a message may be.
+pub const MOST_ROUTES: usize = 2048;
 /// The length of a message that carries no MAD, at most.
 pub const LONGEST_REQUEST: usize = 64 << 10;
 /// The length of the front of a message with a MAD, before the MAD itself.
 pub const FRONT: usize = 1 + 5 * 4 + ADDRESS;
 const ADDRESS: usize = 38;
 const MAD: u8 = b'M';
+
+/// Decodes a request for the text of a file: `R`, the name of a node, a zero, and the path of the file below the folder of the
+/// adapter. The reply is the text, or nothing.
+pub fn decode_file_request(message: &[u8]) -> Option<(&str, &str)> {
+    let rest = str::from_utf8(message.strip_prefix(b"R")?).ok()?;
+    rest.split_once('\0')
+}
 
 /// The front of a message with a MAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

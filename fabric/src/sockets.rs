@@ -213,6 +213,14 @@ pub(crate) fn ask<T: Serialize, R: DeserializeOwned>(
     socket: BorrowedFd<'_>,
     request: &T,
 ) -> io::Result<R> {
+    ask_for_descriptor(socket, request).map(|(reply, _)| reply)
+}
+
+/// Sends a request and waits for its reply, which may come with a descriptor.
+pub(crate) fn ask_for_descriptor<T: Serialize, R: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+    request: &T,
+) -> io::Result<(R, Option<OwnedFd>)> {
     let flags = SocketFlags::CLOEXEC;
     let (own, others) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let text = serde_json::to_vec(request)?;
@@ -225,7 +233,7 @@ pub(crate) fn ask<T: Serialize, R: DeserializeOwned>(
     drop(others);
     wait(own.as_fd(), PATIENCE)?;
     match receive(own.as_fd(), LONGEST_REQUEST)? {
-        Some(reply) => Ok(serde_json::from_slice(&reply.bytes)?),
+        Some(reply) => Ok((serde_json::from_slice(&reply.bytes)?, reply.attached)),
         None => Err(io::ErrorKind::ConnectionReset.into()),
     }
 }

@@ -4,14 +4,16 @@
 //! programs they are for. All of that happens within the call that injects a MAD, so that an answer leaves as soon as its
 //! request has come.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
 use std::time::Duration;
 
 use polyverbs_management::address::{is_admitted, is_subnet_management};
 use polyverbs_management::{
-    Abilities, Address, Event, GlobalRoute, NextHop, Node, Port, SwitchAbilities,
+    Abilities, Address, Carried, Event, GlobalRoute, NextHop, Node, Port, SwitchAbilities,
 };
 use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::perf::PERF_CLASS;
 use polyverbs_wire::mad::smp::{
     MAX_UNICAST_LID, NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortState,
     capability,
@@ -80,6 +82,19 @@ struct Station {
     peers: Vec<Option<End>>,
 }
 
+/// What the devices of programs at a port have sent and received, which they count themselves. The numbers only grow.
+pub trait Traffic: Debug + Send {
+    /// Returns the numbers, in the order of [`Carried`].
+    fn read(&self) -> [u64; Carried::COUNT];
+}
+
+/// The traffic of a port, and how much of it is in the totals of the port.
+#[derive(Debug)]
+struct Counted {
+    traffic: Box<dyn Traffic>,
+    seen: [u64; Carried::COUNT],
+}
+
 /// The nodes and links of a subnet.
 #[derive(Debug)]
 pub struct Subnet {
@@ -88,6 +103,8 @@ pub struct Subnet {
     arrived: VecDeque<Arrival>,
     events: VecDeque<(End, Event)>,
     traps: Traps,
+    traffic: HashMap<End, Counted>,
+    version: u64,
 }
 
 impl Subnet {
@@ -99,6 +116,8 @@ impl Subnet {
             arrived: VecDeque::new(),
             events: VecDeque::new(),
             traps: Traps::default(),
+            traffic: HashMap::new(),
+            version: 0,
         };
         for (node, spec) in topology.nodes.iter().enumerate() {
             for &port in spec.links.keys() {
@@ -137,8 +156,45 @@ impl Subnet {
         }
     }
 
+    /// Has the counters of a port show what the devices of programs there have sent and received.
+    pub fn count_traffic(&mut self, at: End, traffic: Box<dyn Traffic>) {
+        let seen = traffic.read();
+        self.traffic.insert(at, Counted { traffic, seen });
+    }
+
+    /// Returns a number that is another one when ports, tables or links may have changed.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the port of an adapter to which packets of data with this LID go from a port, by the tables of the switches
+    /// between; `None` if the LID is nobody's, a table does not lead there, or a port on the way is not active.
+    pub fn destination(&self, from: End, lid: u16) -> Option<End> {
+        let is_active = |at: End| {
+            let state = self.port(at).map(|port| port.info().port_state);
+            state == Some(PortState::ACTIVE)
+        };
+        let mut out = from;
+        if self.is_own_lid(from, lid) && is_active(from) {
+            return Some(from);
+        }
+        for _ in 0..MOST_LINKS {
+            let at = self
+                .peer(out)
+                .filter(|at| is_active(out) && is_active(*at))?;
+            if self.is_own_lid(at, lid) {
+                return Some(at).filter(|at| !self.is_switch(*at));
+            }
+            let station = self.stations.get(at.node)?;
+            let port = station.node.forward(lid).filter(|port| *port > 0)?;
+            out = End { port, ..at };
+        }
+        None
+    }
+
     /// Cuts the link of a port, or joins it again. Nothing happens if the port has none.
     pub fn set_link(&mut self, at: End, is_up: bool) {
+        self.version += 1;
         let ends = [Some(at), self.peer(at)];
         if is_up {
             self.train(at);
@@ -196,6 +252,7 @@ impl Subnet {
 
     /// Sends a MAD of a program by a port.
     pub fn send(&mut self, at: End, mut mad: [u8; MAD_LEN], to: &Address, now: Duration) {
+        self.prepare(at, &mad);
         let Some(station) = self.stations.get_mut(at.node) else {
             return;
         };
@@ -204,6 +261,29 @@ impl Subnet {
         let packet = self.packet(at, mad, to);
         self.follow(at, packet, next);
         self.run(now);
+    }
+
+    /// Makes a node ready for a MAD: its counters are read, or it is configured.
+    fn prepare(&mut self, at: End, mad: &[u8; MAD_LEN]) {
+        if is_subnet_management(mad[1]) && mad[3] == method::SET {
+            self.version += 1;
+        }
+        if mad[1] == PERF_CLASS {
+            self.count(at.node);
+        }
+    }
+
+    /// Adds what devices of programs have counted since to the totals of a node's ports.
+    pub fn count(&mut self, node: usize) {
+        let of_node = self.traffic.iter_mut().filter(|(at, _)| at.node == node);
+        for (at, counted) in of_node {
+            let now = counted.traffic.read();
+            let port = self.stations[node].node.port_mut(at.port);
+            if let Some(port) = port {
+                port.totals.add_growth(&counted.seen, &now);
+            }
+            counted.seen = now;
+        }
     }
 
     /// Answers a request that no program takes, as agents answer attributes that they do not know.
@@ -268,6 +348,7 @@ impl Subnet {
         }
         let own = self.own_end(at);
         self.traps.repress(own, &packet.mad);
+        self.prepare(at, &packet.mad);
         let Some(station) = self.stations.get_mut(at.node) else {
             return;
         };

@@ -14,8 +14,8 @@ use thiserror::Error;
 use verbs_api::{Device, provider::errno_of};
 
 pub use polyverbs_io::emulated::{
-    ADDRESS_VARIABLE, Appearance, EmulatedError, EmulatedKind, EmulatedOptions, ROCE_PORT, kind,
-    kinds,
+    ADDRESS_VARIABLE, Appearance, EmulatedError, EmulatedKind, EmulatedOptions, FabricPlace,
+    ROCE_PORT, kind, kinds,
 };
 pub use polyverbs_io::sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 pub use polyverbs_io::sim::{SimulationError, VirtualClock};

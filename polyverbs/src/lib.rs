@@ -41,7 +41,7 @@
 //!
 //! # Cargo features
 //!
-//! All but the last are on by default. A program that needs only devices within its process builds neither sockets nor the loader
+//! All but the last two are on by default. A program that needs only devices within its process builds neither sockets nor the loader
 //! of real devices with `polyverbs = { version = "0.1", default-features = false, features = ["emulated"] }`.
 //!
 //! | feature | with it a program has |
@@ -50,6 +50,7 @@
 //! | `sockets` | these devices at addresses of the machine, over UDP, TCP and shared memory: [`device_at`](emulated::device_at), [`devices_for`](connection::devices_for); turns `emulated` on |
 //! | `rdma-core` | real devices, by the system's `libibverbs` and `librdmacm`, which are loaded at run time |
 //! | `extensions` | the [extensions], on each kind of device that the other features choose |
+//! | `fabric` | InfiniBand devices at the ports of a fabric that `polyverbs fabric` holds: [`EmulatedOptions::fabric`](emulated::EmulatedOptions::fabric); turns `sockets` on |
 //! | `tracing` | events of devices and connections, for a subscriber of the crate `tracing` |
 //!
 //! [Connections](connection) need no feature, because each device supplies the way to make them.

@@ -5,9 +5,12 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use polyverbs::emulated::{self, Contract, EmulatedOptions, FaultSpec, ROCE_PORT, Tap};
+use polyverbs::emulated::{
+    self, Contract, EmulatedOptions, FabricPlace, FaultSpec, ROCE_PORT, Tap,
+};
 use polyverbs_profiles::rule::Rule;
 use polyverbs_profiles::{Met, Profile, ProfileDeviceError};
+use polyverbs_wire::layout::Octets;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use verbs_api::{
     Limit, Transport,
@@ -16,7 +19,7 @@ use verbs_api::{
 };
 
 use crate::profile::ChosenProfile;
-use crate::{addresses, text};
+use crate::{Attachment, addresses, text};
 
 /// The transport of an emulated device, as named in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,15 +30,17 @@ pub enum TransportName {
     Roce,
     /// iWARP: RDMA over TCP.
     Iwarp,
+    /// InfiniBand: the adapter of the program's node in an emulated fabric.
+    Infiniband,
 }
 
 impl TransportName {
-    const ALL: [Self; 2] = [Self::Roce, Self::Iwarp];
+    const ALL: [Self; 3] = [Self::Roce, Self::Iwarp, Self::Infiniband];
 
     /// The prefix of the names of devices with this transport; a number follows it.
     pub fn prefix(self) -> &'static str {
         match self {
-            Self::Roce => "ib",
+            Self::Roce | Self::Infiniband => "ib",
             Self::Iwarp => "iw",
         }
     }
@@ -50,7 +55,7 @@ impl TransportName {
 
     pub(crate) fn takes(self, fault: &FaultSpec) -> Result<(), String> {
         let link = match self {
-            Self::Roce => Contract::Datagram,
+            Self::Roce | Self::Infiniband => Contract::Datagram,
             Self::Iwarp => Contract::Stream,
         };
         fault.check(link).map_err(|error| error.to_string())
@@ -62,6 +67,7 @@ impl fmt::Display for TransportName {
         f.write_str(match self {
             Self::Roce => "roce",
             Self::Iwarp => "iwarp",
+            Self::Infiniband => "infiniband",
         })
     }
 }
@@ -72,7 +78,7 @@ impl FromStr for TransportName {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut all = Self::ALL.into_iter();
         all.find(|known| known.to_string() == text)
-            .ok_or_else(|| format!("transport is roce or iwarp, not {text}"))
+            .ok_or_else(|| format!("transport is roce, iwarp or infiniband, not {text}"))
     }
 }
 
@@ -155,8 +161,11 @@ pub struct Device {
     pub name: String,
     /// The transport of the device.
     pub transport: TransportName,
-    /// The IP address of the device, one of this machine's.
+    /// The IP address of the device, one of this machine's. A device in a fabric is not found by it.
     pub address: IpAddr,
+    /// The GUID of a device in a fabric, which `polyverbs run` finds out; `None` for one that is derived from the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guid: Option<Octets<8>>,
     /// Whether the device can connect to other processes and machines. If not, it connects only QPs of one process and
     /// sends no packet.
     #[serde(skip_serializing_if = "Clone::clone")]
@@ -200,6 +209,7 @@ impl Default for Device {
             name: String::new(),
             transport: TransportName::default(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            guid: None,
             wire: true,
             shared_memory: true,
             crc: true,
@@ -218,14 +228,15 @@ impl Default for Device {
 const NAME: usize = 64;
 
 impl Device {
-    /// Creates the emulated device in this process. `tap`, if any, captures its packets, and `met` is told of each quirk that
-    /// the program meets.
+    /// Creates the emulated device in this process. `tap`, if any, captures its packets, `fabric` is the place of a device in a
+    /// fabric, and `met` is told of each quirk that the program meets.
     ///
     /// # Errors
-    /// The address belongs to another user's device, or is not one of this machine.
+    /// The address belongs to another user's device, or is not one of this machine; or there is no such place in a fabric.
     pub fn make(
         &self,
         tap: Option<Tap>,
+        fabric: Option<&Attachment>,
         met: Met,
     ) -> Result<verbs_api::Device, ProfileDeviceError> {
         let options = EmulatedOptions {
@@ -246,6 +257,14 @@ impl Device {
         let kind = match self.transport {
             TransportName::Roce => "ib0",
             TransportName::Iwarp => "iw0",
+            TransportName::Infiniband => {
+                let place = fabric.cloned().unwrap_or_default();
+                let fabric = Some(FabricPlace {
+                    socket: place.socket,
+                    node: place.node,
+                });
+                return emulated::device("ib0", &EmulatedOptions { fabric, ..options });
+            }
         };
         if let Some(chosen) = &self.profile {
             let options = EmulatedOptions {
@@ -297,16 +316,27 @@ impl Device {
             let profile = self.profile.as_ref()?.profile();
             profile.is_infiniband()?.then_some(LinkLayer::Infiniband)
         };
-        self.link_layer.or_else(of_profile).unwrap_or_default()
+        match self.is_in_fabric() {
+            true => LinkLayer::Infiniband,
+            false => self.link_layer.or_else(of_profile).unwrap_or_default(),
+        }
     }
 
-    /// The GUID of the device: locally administered and derived from its address.
+    /// Whether the device is the adapter of a node in a fabric.
+    pub fn is_in_fabric(&self) -> bool {
+        self.transport == TransportName::Infiniband
+    }
+
+    /// The GUID of the device: that of its node in a fabric, or else locally administered and derived from its address.
     pub fn guid(&self) -> [u8; 8] {
         let transport = match self.transport {
-            TransportName::Roce => Transport::InfiniBand,
+            TransportName::Roce | TransportName::Infiniband => Transport::InfiniBand,
             TransportName::Iwarp => Transport::Iwarp,
         };
-        Guid::software(transport, self.address).0
+        match self.guid {
+            Some(guid) => guid.0,
+            None => Guid::software(transport, self.address).0,
+        }
     }
 
     /// The GID table of the device's port, by index.
@@ -314,6 +344,8 @@ impl Device {
         let (gids, gid_type) = match self.transport {
             TransportName::Roce => (Gid::roce_table(self.address).to_vec(), GidType::RoceV2),
             TransportName::Iwarp => (vec![Gid::iwarp(self.address)], GidType::Iwarp),
+            // A subnet manager assigns them.
+            TransportName::Infiniband => return Vec::new(),
         };
         let gids = gids.into_iter().map(|gid| GidEntry::new(gid, gid_type));
         let gids: Vec<_> = gids.collect();
@@ -327,9 +359,10 @@ impl Device {
         }
     }
 
-    /// The LID of the device's port, the last 16 bits of its address; `None` if its port does not report InfiniBand.
+    /// The LID of the device's port, the last 16 bits of its address; `None` if its port does not report InfiniBand, or a
+    /// subnet manager assigns its LID.
     pub fn lid(&self) -> Option<u16> {
-        let infiniband = self.link_layer() == LinkLayer::Infiniband;
+        let infiniband = self.link_layer() == LinkLayer::Infiniband && !self.is_in_fabric();
         infiniband.then(|| match self.address {
             IpAddr::V4(ip) => u16::from_be_bytes([ip.octets()[2], ip.octets()[3]]),
             IpAddr::V6(ip) => ip.segments()[7],
@@ -391,6 +424,9 @@ impl Device {
         }
         if self.link_layer.is_some() && *transport != TransportName::Roce {
             return Err(format!("{name}: a link layer is a RoCE device's"));
+        }
+        if self.is_in_fabric() && !self.wire {
+            return Err(format!("{name}: a device in a fabric has a wire"));
         }
         if !self.crc && *transport != TransportName::Iwarp {
             return Err(format!("{name}: only iWARP devices do without checksums"));
@@ -497,7 +533,7 @@ pub fn default_devices() -> Vec<Device> {
     let numbered = addresses().into_iter().enumerate();
     numbered
         .flat_map(|(number, address)| {
-            TransportName::ALL.map(|transport| Device {
+            [TransportName::Roce, TransportName::Iwarp].map(|transport| Device {
                 name: format!("{}{number}", transport.prefix()),
                 transport,
                 address,

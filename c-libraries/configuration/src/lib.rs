@@ -75,8 +75,8 @@ pub struct Attachment {
     pub node: String,
 }
 
-/// The name by which programs find their adapter in an emulated fabric.
-pub const ADAPTER: &str = "fabric0";
+/// The name by which programs find their adapter in an emulated fabric if it is none of their devices.
+const ADAPTER: &str = "fabric0";
 
 /// The configuration as parsed from TOML: with the positions of values for error messages, and `None` for values that are
 /// not set.
@@ -190,6 +190,22 @@ impl Configuration {
             Err(std::env::VarError::NotPresent) => Ok(Self::standard()),
             Err(std::env::VarError::NotUnicode(_)) => Err(ConfigurationError::new("not UTF-8")),
         }
+    }
+
+    /// Has the program see the adapter of its node as its only device, as on a machine with one InfiniBand adapter.
+    pub fn be_at_node(&mut self) {
+        self.devices = vec![Device {
+            name: format!("{}0", TransportName::Infiniband.prefix()),
+            transport: TransportName::Infiniband,
+            ..Device::default()
+        }];
+    }
+
+    /// The name by which programs find their adapter in an emulated fabric.
+    pub fn adapter(&self) -> &str {
+        let mut devices = self.devices.iter();
+        let adapter = devices.find(|device| device.is_in_fabric());
+        adapter.map_or(ADAPTER, |device| &device.name)
     }
 
     /// The configuration as TOML text, which [`parse`](Self::parse) reads.

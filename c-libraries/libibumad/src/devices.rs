@@ -11,7 +11,7 @@ use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_wire::mad::smp::{PhysicalState, PortInfo, PortState};
 
 use crate::abi::{self, NAME, PORTS, UmadCa, UmadCaPair, UmadDeviceNode, UmadPort, fill};
-use crate::setup::{self, ADAPTER, errno_of};
+use crate::setup::{self, adapter, errno_of};
 
 fn negative(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|errno| -errno.set())
@@ -40,7 +40,7 @@ pub extern "C-unwind" fn debug(_level: c_int) -> c_int {
 /// The name is null or a text.
 unsafe fn is_meant(name: *const c_char) -> bool {
     // SAFETY: as the caller promises.
-    name.is_null() || unsafe { CStr::from_ptr(name) }.to_bytes() == ADAPTER.as_bytes()
+    name.is_null() || unsafe { CStr::from_ptr(name) }.to_bytes() == adapter().as_bytes()
 }
 
 /// # Safety
@@ -63,7 +63,7 @@ pub unsafe extern "C-unwind" fn get_cas_names(names: *mut [c_char; NAME], max: c
         return 0;
     }
     // SAFETY: as the caller promises.
-    fill(unsafe { &mut *names }, ADAPTER);
+    fill(unsafe { &mut *names }, adapter());
     1
 }
 
@@ -73,7 +73,7 @@ pub extern "C-unwind" fn get_ca_device_list() -> *mut UmadDeviceNode {
         Errno(0).set();
         return ptr::null_mut();
     }
-    pointer(listed(ADAPTER))
+    pointer(listed(adapter()))
 }
 
 fn listed(name: &str) -> Result<*mut UmadDeviceNode, Errno> {
@@ -166,7 +166,7 @@ fn described(report: &NodeReport) -> Result<UmadCa, Errno> {
         system_guid: info.system_image_guid.to_be(),
         ports: [ptr::null_mut(); PORTS],
     };
-    fill(&mut ca.ca_name, ADAPTER);
+    fill(&mut ca.ca_name, adapter());
     fill(&mut ca.fw_ver, env!("CARGO_PKG_VERSION"));
     fill(&mut ca.ca_type, "polyverbs");
     fill(&mut ca.hw_ver, "0x0");
@@ -210,7 +210,7 @@ fn port_of(port: &PortReport, number: c_int) -> Result<UmadPort, Errno> {
         pkeys,
         link_layer: [0; NAME],
     };
-    fill(&mut made.ca_name, ADAPTER);
+    fill(&mut made.ca_name, adapter());
     fill(&mut made.link_layer, "InfiniBand");
     Ok(made)
 }
@@ -416,8 +416,8 @@ fn pair(port: u8) -> UmadCaPair {
         gsi_name: [0; NAME],
         gsi_preferred_port: port.into(),
     };
-    fill(&mut pair.smi_name, ADAPTER);
-    fill(&mut pair.gsi_name, ADAPTER);
+    fill(&mut pair.smi_name, adapter());
+    fill(&mut pair.gsi_name, adapter());
     pair
 }
 

@@ -10,7 +10,10 @@ use polyverbs_fabric::protocol::NodeReport;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::setup::configuration;
 
-pub(crate) use polyverbs_configuration::ADAPTER;
+/// The name of the adapter.
+pub(crate) fn adapter() -> &'static str {
+    configuration().adapter()
+}
 
 fn attachment() -> &'static Attachment {
     static STANDARD: Attachment = Attachment {

@@ -3,8 +3,10 @@
 
 use std::ffi::c_int;
 
+use verbs_api::capability::PortAttributes;
+use verbs_api::ids::{Gid, LinkAddress};
 use verbs_api::qp::AddressVector;
-use verbs_api::{Ah, Completion, Context, Transport, completion::WcFlags, ids::Gid};
+use verbs_api::{Ah, Completion, Context, Transport, completion::WcFlags};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvGrh, IbvPd, IbvWc};
 use crate::context;
@@ -23,6 +25,9 @@ pub type AhObject = Object<IbvAh, Ah>;
 pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
     let port = context.query_port(attr.port_num)?;
     let attributes = context.attributes();
+    if let LinkAddress::Lid(_) = port.address {
+        return to_lid(&port, attr);
+    }
     let local = attr.is_global == 0 && attributes.transport == Transport::InfiniBand;
     let (gid, sgid_index) = if local {
         let listed = device::named(&attributes.name).map(ListedDevice::configured);
@@ -48,6 +53,19 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
             // Linux replaces the program's hop limit by that of the route: `ibv_rc_pingpong` asks for 1.
             false => AddressVector::new(address, gid, attr.port_num).hop_limit,
         },
+        ..attr.into()
+    })
+}
+
+/// The path to a LID, which every path in a subnet names.
+fn to_lid(port: &PortAttributes, attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
+    let is_global = attr.is_global != 0;
+    if is_global && usize::from(attr.grh.sgid_index) >= port.gids.len() {
+        return Err(Errno::INVAL);
+    }
+    Ok(AddressVector {
+        address: LinkAddress::Lid(attr.dlid),
+        is_global,
         ..attr.into()
     })
 }

@@ -10,7 +10,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs::emulated::has_descriptors;
-use polyverbs_configuration::{Device as Configured, Met, TransportName, complain};
+use polyverbs_configuration::{
+    Device as Configured, LinkLayer, Met, TransportName, complain,
+};
 use verbs_api::provider::{MadeOnce, Mutex, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
 
@@ -74,7 +76,7 @@ impl ListedDevice {
     fn new(configured: Configured) -> Self {
         let name = &configured.name;
         let (transport, node_type, transport_type) = match configured.transport {
-            TransportName::Roce => (Transport::InfiniBand, 1, 0),
+            TransportName::Roce | TransportName::Infiniband => (Transport::InfiniBand, 1, 0),
             TransportName::Iwarp => (Transport::Iwarp, 4, 1),
         };
         let mut public = IbvDevice {
@@ -134,7 +136,8 @@ impl ListedDevice {
 
     /// Whether the device is RoCE and reports Ethernet as its link layer.
     pub(crate) fn is_roce(&self) -> bool {
-        self.transport == Transport::InfiniBand && self.configured.lid().is_none()
+        self.transport == Transport::InfiniBand
+            && self.configured.link_layer() == LinkLayer::Ethernet
     }
 
     /// The IP address of the device.
@@ -190,7 +193,11 @@ impl ListedDevice {
         crate::signals::outlive_faults()?;
         let made_now = self
             .configured
-            .make(setup::tap(), met(self.configured.name.clone()));
+            .make(
+                setup::tap(),
+                configuration().fabric.as_ref(),
+                met(self.configured.name.clone()),
+            );
         let device = made_now.map_err(|error| {
             self.report(format_args!("{error}"));
             Errno(error.errno().unwrap_or(libc::ENODEV))

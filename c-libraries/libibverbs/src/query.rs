@@ -5,9 +5,10 @@ use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 use std::ptr;
 
+use polyverbs_configuration::LinkLayer;
 use verbs_api::Features;
 use verbs_api::capability::{AtomicScope, GidEntry, GidType, PortAttributes};
-use verbs_api::ids::Gid;
+use verbs_api::ids::{Gid, LinkAddress};
 
 use crate::abi::{
     IbvContext, IbvDeviceAttr, IbvDeviceAttrEx, IbvGid, IbvGidEntry, IbvOdpCaps, IbvPortAttr,
@@ -175,33 +176,68 @@ pub unsafe extern "C-unwind" fn query_device_ex(
 // The size of the GID table, of which most entries are empty, as in kernels.
 const GID_TABLE: usize = 16;
 
+/// Connection management, and GIDs that are IP addresses.
+const ON_IP: u32 = 1 << 16 | 1 << 26;
+/// Traps, mapping of service levels, a system's GUID, extended speeds, connection management, notices of changes, and
+/// reregistration of clients.
+const IN_FABRIC: u32 = 1 << 3 | 1 << 6 | 1 << 11 | 1 << 14 | 1 << 16 | 1 << 22 | 1 << 25;
+
+/// The codes of `active_width` and `active_speed` for a speed in Mb/s: four lanes if there is such a speed, or else another number.
+fn width_and_speed(speed: u64) -> (u8, u8) {
+    const WIDTHS: [(u64, u8); 5] = [(4, 2), (1, 1), (8, 4), (12, 8), (2, 16)];
+    const LANES: [(u64, u8); 7] = [
+        (2_500, 1),
+        (5_000, 2),
+        (10_000, 4),
+        (14_000, 16),
+        (25_000, 32),
+        (50_000, 64),
+        (100_000, 128),
+    ];
+    let all = WIDTHS
+        .iter()
+        .flat_map(|width| LANES.iter().map(move |lane| (*width, *lane)));
+    let mut fitting = all.filter(|((lanes, _), (lane, _))| lanes * lane == speed);
+    let found = fitting.next();
+    found.map_or((1, 1), |((_, width), (_, lane))| (width, lane))
+}
+
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     // The values of `link_layer`, of which Ethernet also stands for iWARP.
     const ETHERNET: u8 = 2;
     const INFINIBAND: u8 = 1;
-    let lid = state.shared.listed.configured().lid();
+    let configured = state.shared.listed.configured();
+    let is_infiniband = configured.link_layer() == LinkLayer::Infiniband;
+    let (lid, sm_lid) = match port.address {
+        LinkAddress::Lid(lid) => (lid, port.subnet.sm_lid),
+        _ => (configured.lid().unwrap_or(0), configured.lid().unwrap_or(0)),
+    };
+    let in_fabric = configured.is_in_fabric();
+    let (active_width, active_speed) = match in_fabric {
+        true => width_and_speed(port.speed),
+        false => (1, 1),
+    };
     IbvPortAttr {
         state: port.state as c_int,
         max_mtu: port.max_mtu as c_int,
         active_mtu: port.active_mtu as c_int,
         gid_tbl_len: GID_TABLE as c_int,
-        // Connection management, and GIDs that are IP addresses.
-        port_cap_flags: 1 << 16 | 1 << 26,
+        port_cap_flags: if in_fabric { IN_FABRIC } else { ON_IP },
         max_msg_sz: u32::try_from(state.context.limits().max_msg_sz).unwrap_or(u32::MAX),
         bad_pkey_cntr: 0,
         qkey_viol_cntr: port.qkey_viol_cntr,
         pkey_tbl_len: port.pkeys.len() as u16,
-        lid: lid.unwrap_or(0),
-        sm_lid: lid.unwrap_or(0),
+        lid,
+        sm_lid,
         lmc: port.subnet.lmc,
         max_vl_num: 1,
         sm_sl: port.subnet.sm_sl,
         subnet_timeout: 0,
         init_type_reply: 0,
-        active_width: 1,
-        active_speed: 1,
+        active_width,
+        active_speed,
         phys_state: port.phys_state as u8,
-        link_layer: if lid.is_some() { INFINIBAND } else { ETHERNET },
+        link_layer: if is_infiniband { INFINIBAND } else { ETHERNET },
         flags: 0,
         port_cap_flags2: 0,
     }

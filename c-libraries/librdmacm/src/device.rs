@@ -141,7 +141,9 @@ pub enum Service {
 
 fn fitting(at: Option<IpAddr>, service: Service) -> impl Iterator<Item = &'static ListedDevice> {
     device::devices().iter().filter(move |listed| {
-        at.is_none_or(|at| at == listed.address())
+        // An adapter in a fabric has no IP address.
+        !listed.configured().is_in_fabric()
+            && at.is_none_or(|at| at == listed.address())
             && (service == Service::Connections || listed.transport() == Transport::InfiniBand)
     })
 }

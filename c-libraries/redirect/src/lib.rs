@@ -1,5 +1,5 @@
 //! Interposes functions of the C library in programs that `polyverbs run` starts. [`paths`], [`answers`] and [`walks`] show
-//! them the files of emulated devices, [`sockets`] gives them RDS sockets, and [`sanitizers`] makes programs work that are
+//! them the files of emulated devices, `live` those of a port in a fabric as they are now, [`sockets`] gives them RDS sockets, and [`sanitizers`] makes programs work that are
 //! built with a sanitizer.
 //!
 //! This code neither allocates memory nor takes locks, so that it may be called wherever the interposed functions may.
@@ -9,6 +9,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 pub mod answers;
+mod live;
 mod next;
 pub mod paths;
 pub mod sanitizers;

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::ptr;
 
+use crate::live::Live;
 use crate::next::{Next, call, text};
 
 /// The environment variable, set by `polyverbs run`, that names the directory to which paths are redirected.
@@ -234,7 +235,43 @@ macro_rules! function {
                     return opened;
                 }
                 let path = redirect(libc::AT_FDCWD, path, &mut room);
+                let live = Live::of(path);
+                let path = live.as_ref().map_or(path, Live::path);
                 call!(NEXT.find() => fn(path: *const c_char $(, $after: $last)*) -> $answer)
+            }
+        }
+    };
+    (file $name:ident($($before:ident: $first:ty,)*) ($($after:ident: $last:ty),*) -> $answer:ty) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $first,)* path: *const c_char $(, $after: $last)*
+        ) -> $answer {
+            static NEXT: Next = Next::new(text(concat!(stringify!($name), "\0")));
+            let mut room = Room::new();
+            // SAFETY: the C library's function of this name, which has these arguments.
+            unsafe {
+                let path = redirect(libc::AT_FDCWD, path, &mut room);
+                let live = Live::of(path);
+                let path = live.as_ref().map_or(path, Live::path);
+                call!(NEXT.find() => fn($($before: $first,)* path: *const c_char $(, $after: $last)*) -> $answer)
+            }
+        }
+    };
+    (file_at $name:ident($($before:ident: $first:ty,)*) ($($after:ident: $last:ty),*) -> $answer:ty) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $first,)* folder: c_int, path: *const c_char $(, $after: $last)*
+        ) -> $answer {
+            static NEXT: Next = Next::new(text(concat!(stringify!($name), "\0")));
+            let mut room = Room::new();
+            // SAFETY: the C library's function of this name, which has these arguments.
+            unsafe {
+                let path = redirect(folder, path, &mut room);
+                let live = Live::of(path);
+                let path = live.as_ref().map_or(path, Live::path);
+                call!(NEXT.find() => fn($($before: $first,)* folder: c_int, path: *const c_char $(, $after: $last)*) -> $answer)
             }
         }
     };
@@ -305,12 +342,12 @@ functions! {
     fn open64(@issm, flags: c_int, mode: c_uint) -> c_int;
     fn __open_2(@issm, flags: c_int) -> c_int;
     fn __open64_2(@issm, flags: c_int) -> c_int;
-    fn openat(@at, flags: c_int, mode: c_uint) -> c_int;
-    fn openat64(@at, flags: c_int, mode: c_uint) -> c_int;
-    fn __openat_2(@at, flags: c_int) -> c_int;
-    fn __openat64_2(@at, flags: c_int) -> c_int;
-    fn fopen(@path, mode: *const c_char) -> *mut c_void;
-    fn fopen64(@path, mode: *const c_char) -> *mut c_void;
+    fn openat(@file_at, flags: c_int, mode: c_uint) -> c_int;
+    fn openat64(@file_at, flags: c_int, mode: c_uint) -> c_int;
+    fn __openat_2(@file_at, flags: c_int) -> c_int;
+    fn __openat64_2(@file_at, flags: c_int) -> c_int;
+    fn fopen(@file, mode: *const c_char) -> *mut c_void;
+    fn fopen64(@file, mode: *const c_char) -> *mut c_void;
     fn opendir(@path) -> *mut c_void;
     fn scandir(@path, list: *mut c_void, choose: *const c_void, order: *const c_void) -> c_int;
     fn scandir64(@path, list: *mut c_void, choose: *const c_void, order: *const c_void) -> c_int;
@@ -332,8 +369,8 @@ functions! {
     fn eaccess(@path, mode: c_int) -> c_int;
     fn euidaccess(@path, mode: c_int) -> c_int;
     fn chdir(@path) -> c_int;
-    fn freopen(@path, mode: *const c_char, stream: *mut c_void) -> *mut c_void;
-    fn freopen64(@path, mode: *const c_char, stream: *mut c_void) -> *mut c_void;
+    fn freopen(@file, mode: *const c_char, stream: *mut c_void) -> *mut c_void;
+    fn freopen64(@file, mode: *const c_char, stream: *mut c_void) -> *mut c_void;
     fn inotify_add_watch(queue: c_int, @path, mask: c_uint) -> c_int;
     fn name_to_handle_at(@at, handle: *mut c_void, mount: *mut c_int, flags: c_int) -> c_int;
     fn pathconf(@path, name: c_int) -> isize;

@@ -86,8 +86,8 @@ fn a_program_finds_its_adapter_below_sys() {
     let of = |node| {
         let run = ["run", "--fabric", &fabric.socket, "--node", node, "cat"];
         let files = [
-            "/sys/class/infiniband/fabric0/ports/1/state",
-            "/sys/class/infiniband/fabric0/node_desc",
+            "/sys/class/infiniband/ib0/ports/1/state",
+            "/sys/class/infiniband/ib0/node_desc",
             "/sys/class/infiniband_mad/issm0/port",
         ];
         text(&[&run[..], &files].concat())
@@ -98,6 +98,22 @@ fn a_program_finds_its_adapter_below_sys() {
     let nowhere = fabric.folder.path("nowhere");
     let told = complaint(&["run", "--fabric", path(&nowhere), "true"]);
     assert!(told.contains("there is no adapter in a fabric"), "{told}");
+}
+
+#[test]
+fn a_program_reads_the_present_state_of_its_port() {
+    let fabric = Fabric::new();
+    let state = "/sys/class/infiniband/ib0/ports/1/state";
+    let counter = "/sys/class/infiniband/ib0/ports/1/counters/port_xmit_data";
+    let command = env!("CARGO_BIN_EXE_polyverbs");
+    let socket = &fabric.socket;
+    let script = format!(
+        "cat {state} && '{command}' fabric link --socket '{socket}' B 1 down && cat {state} {counter}"
+    );
+    let run = [
+        "run", "--fabric", socket, "--node", "B", "sh", "-c", &script,
+    ];
+    assert_eq!(text(&run), "2: INIT\n1: DOWN\n0\n");
 }
 
 #[test]

@@ -1,20 +1,26 @@
 //! Programs at the ports of a fabric of two nodes, in virtual time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use polyverbs_fabric::members::{
     Delivery, Fabric, MemberId, Outgoing, Refusal, Registration, TIMED_OUT,
 };
+use polyverbs_fabric::protocol::{Notice, PortEvent, Route};
+use polyverbs_fabric::subnet::Traffic;
 use polyverbs_fabric::topology::End;
-use polyverbs_management::Address;
+use polyverbs_management::{Address, Carried};
+use polyverbs_wire::mad::perf::PERF_CLASS as PERF;
 use polyverbs_wire::mad::sa::SA_CLASS;
 use polyverbs_wire::mad::smp::{Hops, PERMISSIVE_LID, PortInfo, PortState};
 use polyverbs_wire::mad::{Attribute as _, GSI_Q_KEY, MAD_LEN, method, status};
+use verbs_api::provider::Mutex;
 
 use crate::rig::BACK_TO_BACK;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const NO_TIME: Duration = Duration::ZERO;
+const SECOND: Duration = Duration::from_secs(1);
 const DIRECTED: u8 = 0x81;
 
 /// Members at A and B, whose ports are active with LIDs 1 and 2.
@@ -22,14 +28,17 @@ struct Rig {
     fabric: Fabric,
     a: MemberId,
     b: MemberId,
+    /// The time at which devices were told of their ports.
+    now: Duration,
 }
 
 impl Rig {
     fn new() -> Self {
-        let mut fabric = Fabric::new(&BACK_TO_BACK.parse().unwrap());
+        let mut fabric = Fabric::new(&BACK_TO_BACK.parse().unwrap(), 0);
         let a = fabric.attach("A", 1).unwrap();
         let b = fabric.attach("B", 1).unwrap();
-        let mut rig = Self { fabric, a, b };
+        let now = NO_TIME;
+        let mut rig = Self { fabric, a, b, now };
         let agent = rig.register(a, DIRECTED, &[]);
         for (route, lid) in [(&[][..], 1), (&[1], 2)] {
             for state in [PortState::NO_CHANGE, PortState::ARMED, PortState::ACTIVE] {
@@ -294,4 +303,159 @@ fn data_that_is_no_mad_is_refused() {
     let answer = rig.request(rig.a, agent, PERMISSIVE_LID, short);
     assert_eq!(answer.data.len(), MAD_LEN);
     assert_ne!(answer.data[4] & (Hops::RETURNING >> 8) as u8, 0);
+}
+
+impl Rig {
+    /// Has devices at both ports, and takes what they are told until nothing is left.
+    fn with_devices() -> Self {
+        let mut rig = Self::new();
+        for member in [rig.a, rig.b] {
+            rig.fabric.carry(member).unwrap();
+        }
+        rig.told();
+        rig
+    }
+
+    /// The notices that are due a second later.
+    fn told(&mut self) -> Vec<(MemberId, Notice)> {
+        self.now += SECOND;
+        std::iter::from_fn(|| self.fabric.poll_notice(self.now)).collect()
+    }
+}
+
+fn lids(notice: &Notice) -> Vec<(u16, bool)> {
+    let routes = notice.routes.iter();
+    routes
+        .map(|Route(lid, _, is_reached)| (*lid, *is_reached))
+        .collect()
+}
+
+#[test]
+fn a_device_learns_its_port_and_the_ways_to_others() {
+    let mut rig = Rig::new();
+    let (at_a, notice) = rig.fabric.carry(rig.a).unwrap();
+    assert_eq!(
+        (notice.port.info().lid, lids(&notice)),
+        (1, vec![(1, true)])
+    );
+    let (at_b, notice) = rig.fabric.carry(rig.b).unwrap();
+    assert_eq!(lids(&notice), [(1, true), (2, true)]);
+    assert!(at_a.is_loopback() && at_b.is_loopback() && at_a != at_b);
+    // The first device is told of the second one.
+    let told = rig.told();
+    let [(to, notice)] = &*told else {
+        panic!("{told:?}");
+    };
+    assert_eq!((*to, lids(notice)), (rig.a, vec![(1, true), (2, true)]));
+    assert!(rig.told().is_empty());
+    assert_eq!(lids_of(&rig.fabric.routes(rig.a).unwrap()), [1, 2]);
+}
+
+fn lids_of(routes: &[Route]) -> Vec<u16> {
+    routes.iter().map(|Route(lid, ..)| *lid).collect()
+}
+
+// covers 5.23, 6.20
+#[test]
+fn a_link_that_goes_down_ends_the_ways_and_is_an_event() {
+    let mut rig = Rig::with_devices();
+    let (node, _) = rig.fabric.subnet().named("A").unwrap();
+    rig.fabric.set_link(End { node, port: 1 }, false);
+    let told = rig.told();
+    for (_, notice) in &told {
+        assert_eq!(notice.events, [PortEvent::PortErr]);
+        assert_eq!(notice.port.info().port_state, PortState::DOWN);
+        assert!(lids(notice).iter().all(|(_, is_reached)| !is_reached));
+    }
+    assert_eq!(told.len(), 2);
+}
+
+#[test]
+fn what_a_subnet_manager_changes_is_an_event_of_that_port() {
+    let mut rig = Rig::with_devices();
+    let agent = rig.register(rig.a, DIRECTED, &[]);
+    rig.configure(agent, &[1], 7, PortState::NO_CHANGE);
+    let told = rig.told();
+    let events: Vec<_> = told
+        .iter()
+        .map(|(to, it)| (*to, it.events.clone()))
+        .collect();
+    assert_eq!(
+        events,
+        [(rig.a, vec![]), (rig.b, vec![PortEvent::LidChange])]
+    );
+    assert_eq!(lids(&told[0].1), [(1, true), (7, true)]);
+}
+
+#[test]
+fn a_notice_without_room_comes_with_the_next_one() {
+    let mut rig = Rig::with_devices();
+    let (node, _) = rig.fabric.subnet().named("A").unwrap();
+    let at = End { node, port: 1 };
+    rig.fabric.set_link(at, false);
+    for (to, notice) in rig.told() {
+        rig.fabric.keep_notice(to, notice);
+    }
+    assert!(rig.fabric.next_deadline().is_some());
+    rig.fabric.set_link(at, true);
+    for (_, notice) in rig.told() {
+        assert_eq!(notice.events, [PortEvent::PortErr]);
+        assert_eq!(notice.port.info().port_state, PortState::INIT);
+    }
+    assert_eq!(rig.fabric.next_deadline(), None);
+}
+
+// A sweep changes a port several times, and a device reads no faster for it.
+#[test]
+fn changes_that_follow_at_once_are_told_together() {
+    let mut rig = Rig::with_devices();
+    let (node, _) = rig.fabric.subnet().named("A").unwrap();
+    let at = End { node, port: 1 };
+    let soon = rig.now + MILLISECOND;
+    rig.fabric.set_link(at, false);
+    assert!(rig.fabric.poll_notice(soon).is_none());
+    let due = rig.fabric.next_deadline().unwrap();
+    assert!(due > soon);
+    rig.fabric.set_link(at, true);
+    let (_, notice) = rig.fabric.poll_notice(due).unwrap();
+    assert_eq!(notice.port.info().port_state, PortState::INIT);
+}
+
+#[test]
+fn a_device_that_is_gone_has_no_ways() {
+    let mut rig = Rig::with_devices();
+    rig.fabric.detach(rig.b);
+    let told = rig.told();
+    assert_eq!(told.len(), 1);
+    assert_eq!(lids(&told[0].1), [(1, true)]);
+}
+
+/// Counts as the devices of a port do.
+#[derive(Clone, Debug, Default)]
+struct Counting(Arc<Mutex<[u64; Carried::COUNT]>>);
+
+impl Traffic for Counting {
+    fn read(&self) -> [u64; Carried::COUNT] {
+        *self.0.lock()
+    }
+}
+
+// covers 8.73
+#[test]
+fn counters_show_what_devices_have_counted() {
+    let mut rig = Rig::with_devices();
+    let traffic = Counting::default();
+    let at = rig.fabric.port_of(rig.a).unwrap();
+    rig.fabric.count_traffic(at, Box::new(traffic.clone()));
+    let agent = rig.register(rig.a, PERF, &[]);
+    let counted = |rig: &mut Rig| {
+        let mut data = request(PERF, 1, method::GET, 0x12);
+        data[64 + 1] = 1;
+        let shown = rig.request(rig.a, agent, 1, data).data;
+        u32::from_be_bytes(shown[64 + 24..64 + 28].try_into().unwrap())
+    };
+    let before = counted(&mut rig);
+    traffic.0.lock()[Carried::XmitWords as usize] += 1000;
+    assert_eq!(counted(&mut rig), before + 1000);
+    assert_eq!(counted(&mut rig), before + 1000);
 }

@@ -24,7 +24,8 @@ use verbs_api::{
 };
 
 use crate::header::{Body, Header, IpFields};
-use crate::{Cx, Device, Qp, Sending, subnet};
+use crate::subnet::{self, Subnet};
+use crate::{Cx, Device, Qp, Sending};
 
 /// If a request's Q_Key has this bit, the datagram carries the sending queue pair's own Q_Key instead (IBTA 10.2.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -107,7 +108,7 @@ pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         _ => match (device.qp(frame.header.dest_qp), &device.driver().subnet) {
             (Some(qp), _) => deliver(&qp, frame, cx),
             // No program's queue pair has such a number.
-            (None, Some(port)) if frame.header.dest_qp <= GSI_QP => {
+            (None, Some(Subnet::Own(port))) if frame.header.dest_qp <= GSI_QP => {
                 subnet::handle(device, port, frame, cx);
             }
             (None, _) => {}

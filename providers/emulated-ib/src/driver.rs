@@ -29,7 +29,7 @@ use verbs_api::{
 use crate::header::{Body, Header, IpFields};
 use crate::requester::Requester;
 use crate::responder::{Responder, respond};
-use crate::subnet::{self, SubnetPort};
+use crate::subnet::{self, Subnet};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
 
 /// The greatest distance from the expected PSN at which a request whose ICRC could not be verified is accepted.
@@ -62,7 +62,7 @@ pub struct InfiniBand {
     /// Queue pair 1 for management datagrams, on an IP network only.
     pub management: Option<Arc<dyn ManagementQp>>,
     /// The port, if a subnet manager configures it; `None` for a port that is active from the beginning, as on Ethernet.
-    pub subnet: Option<Arc<SubnetPort>>,
+    pub subnet: Option<Subnet>,
 }
 
 impl Driver for InfiniBand {
@@ -71,7 +71,12 @@ impl Driver for InfiniBand {
     type Responder = Responder;
 
     fn attributes(&self) -> DeviceAttributes {
-        caps::attributes(&self.name, self.address, self.windows_2a)
+        let attributes = caps::attributes(&self.name, self.address, self.windows_2a);
+        match &self.subnet {
+            #[cfg(feature = "fabric")]
+            Some(Subnet::Fabric(port)) => port.identify(attributes),
+            _ => attributes,
+        }
     }
 
     fn link_address(&self) -> LinkAddress {
@@ -243,7 +248,7 @@ impl Driver for InfiniBand {
     }
 
     fn management(&self) -> Option<&dyn ManagementAgents> {
-        self.subnet.as_deref().map(|subnet| subnet as _)
+        self.subnet.as_ref().map(Subnet::agents)
     }
 
     fn set_link_state(device: &Device<Self>, state: PhysState) {
@@ -253,31 +258,45 @@ impl Driver for InfiniBand {
         }
     }
 
+    fn path_mtu(&self, wanted: Mtu, active: Mtu, sl: u8) -> Mtu {
+        match &self.subnet {
+            Some(subnet) => subnet.path_mtu(wanted.min(active), sl),
+            None => wanted.min(active),
+        }
+    }
+
     fn register_agent(
         device: &Arc<Device<Self>>,
         registration: AgentRegistration,
         sink: Arc<dyn AgentSink>,
     ) -> Result<Box<dyn AgentOps>, VerbError> {
         match &device.driver().subnet {
-            Some(port) => subnet::register(device, port, registration, sink),
-            None => Err(VerbError::UnsupportedVerb("register_agent")),
+            Some(Subnet::Own(port)) => subnet::register(device, port, registration, sink),
+            // Agents in a fabric belong to its process.
+            _ => Err(VerbError::UnsupportedVerb("register_agent")),
         }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.subnet
-            .as_ref()
-            .map_or_else(Vec::new, |subnet| subnet.counters())
+        self.subnet.as_ref().map_or_else(Vec::new, Subnet::counters)
     }
 
     fn carrier(device: &Device<Self>) -> Option<Carrier> {
-        Some(match device.driver().management.clone() {
-            Some(management) => Carrier::Datagrams(management),
-            None => Carrier::InProcess,
-        })
+        let driver = device.driver();
+        match (&driver.management, &driver.subnet) {
+            (Some(management), _) => Some(Carrier::Datagrams(Arc::clone(management) as _)),
+            // Addresses of a connection manager are not known in a fabric.
+            #[cfg(feature = "fabric")]
+            (None, Some(Subnet::Fabric(_))) => None,
+            _ => Some(Carrier::InProcess),
+        }
     }
 
     fn check_path(&self, path: &AddressVector) -> Result<(), VerbError> {
+        #[cfg(feature = "fabric")]
+        if let Some(Subnet::Fabric(port)) = &self.subnet {
+            port.prepare(path.address);
+        }
         // A path to a LID has no routing header unless it leaves the subnet.
         if self.subnet.is_some() && matches!(path.address, LinkAddress::Lid(_)) {
             return Ok(());
@@ -333,8 +352,12 @@ fn handle_unusual(device: &Device<InfiniBand>, frame: &Frame<'_, Header>, cx: &m
 #[cold]
 fn handle_management(device: &Device<InfiniBand>, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let driver = device.driver();
-    if let Some(subnet) = &driver.subnet {
-        return subnet::handle(device, subnet, frame, cx);
+    match &driver.subnet {
+        Some(Subnet::Own(port)) => return subnet::handle(device, port, frame, cx),
+        // The process that holds the fabric has both queue pairs.
+        #[cfg(feature = "fabric")]
+        Some(Subnet::Fabric(_)) => return,
+        None => {}
     }
     if let (GSI_QP, Some(management)) = (frame.header.dest_qp, driver.management.clone()) {
         management.handle(device, frame);

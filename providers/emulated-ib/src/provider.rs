@@ -14,7 +14,9 @@ use verbs_api::{Transport, capability::Mtu, inventory};
 
 use crate::InfiniBand;
 use crate::header::Header;
-use crate::subnet::{SubnetLink, SubnetPort};
+#[cfg(feature = "fabric")]
+use crate::subnet::make_in_fabric;
+use crate::subnet::{Subnet, SubnetLink, SubnetPort};
 #[cfg(feature = "sockets")]
 use crate::wire::{OnWire, WireOptions};
 
@@ -60,14 +62,26 @@ impl EmulatedKind for EmulatedIb {
             subnet: None,
         };
         #[cfg(feature = "sockets")]
-        if let Some(at) = options.at {
+        let wire = |at| {
             let mut wire = WireOptions {
                 faults: options.faults,
                 ..WireOptions::new(at)
             };
             wire.link.memory = !options.without_shared_memory;
             wire.link.tap = options.tap.as_ref().map(|tap| Arc::clone(&tap.0) as _);
-            return Ok(OnWire::new(driver, wire, options.engine())?.device);
+            wire
+        };
+        #[cfg(feature = "fabric")]
+        if let Some(place) = &options.fabric {
+            return Ok(make_in_fabric(driver, place, options, wire)?);
+        }
+        #[cfg(not(feature = "fabric"))]
+        if options.fabric.is_some() {
+            return Err(EmulatedError::WithoutFabric);
+        }
+        #[cfg(feature = "sockets")]
+        if let Some(at) = options.at {
+            return Ok(OnWire::new(driver, wire(at), options.engine())?.device);
         }
         #[cfg(not(feature = "sockets"))]
         if let Some(at) = options.at {
@@ -98,7 +112,7 @@ fn managed(driver: InfiniBand, link: SharedLink<Header>) -> (InfiniBand, SharedL
     let link = SubnetLink::new(link);
     link.attach(address, &port);
     let driver = InfiniBand {
-        subnet: Some(port),
+        subnet: Some(Subnet::Own(port)),
         ..driver
     };
     (driver, link)

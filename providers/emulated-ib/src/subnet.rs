@@ -4,6 +4,7 @@
 //! answers, in the call that has delivered the MAD. Read [`polyverbs_engine::management`] first.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_engine::effects::Effects;
@@ -15,10 +16,10 @@ use polyverbs_engine::time::Time;
 use polyverbs_management::address::{SMI_QP, is_admitted};
 use polyverbs_management::{Abilities, Event, NextHop, Node, Port};
 use polyverbs_wire::layout::Octets;
-use polyverbs_wire::mad::smp::{NodeDescription, NodeInfo, PhysicalState, PortInfo, capability};
+use polyverbs_wire::mad::smp::{self, NodeDescription, NodeInfo, PhysicalState, PortInfo};
 use polyverbs_wire::mad::{GSI_Q_KEY, GSI_QP, MAD_LEN};
 use verbs_api::capability::{
-    GidEntry, GidType, Mtu, PhysState, PortAttributes, PortCaps, PortState, Subnet,
+    self, GidEntry, GidType, Mtu, PhysState, PortAttributes, PortCaps, PortState,
 };
 use verbs_api::event::EventType;
 use verbs_api::ids::{Gid, Guid, LinkAddress, Psn};
@@ -30,6 +31,12 @@ use crate::{Cx, Device};
 
 mod counters;
 use counters::PortTotals;
+#[cfg(feature = "fabric")]
+mod fabric;
+#[cfg(feature = "fabric")]
+pub(crate) use fabric::make as make_in_fabric;
+#[cfg(feature = "fabric")]
+pub use fabric::{FabricLink, FabricPort};
 mod link;
 pub use link::SubnetLink;
 mod programs;
@@ -38,6 +45,62 @@ use programs::{Programs, agent_address, moment};
 
 /// The number of the only port.
 const PORT: u8 = 1;
+
+/// Who has the state of a port that a subnet manager configures.
+#[derive(Clone, Debug)]
+pub enum Subnet {
+    /// The device itself.
+    Own(Arc<SubnetPort>),
+    /// The process that holds a fabric.
+    #[cfg(feature = "fabric")]
+    Fabric(Arc<FabricPort>),
+}
+
+impl Subnet {
+    pub(crate) fn agents(&self) -> &dyn ManagementAgents {
+        match self {
+            Self::Own(port) => &**port,
+            #[cfg(feature = "fabric")]
+            Self::Fabric(port) => &**port,
+        }
+    }
+
+    /// Brings the link into this state. A port that a subnet manager has disabled stays so until one enables it.
+    pub(crate) fn set_link(&self, state: PhysState) {
+        match self {
+            Self::Own(port) => port.set_link(state),
+            #[cfg(feature = "fabric")]
+            Self::Fabric(port) => port.set_link(state),
+        }
+    }
+
+    /// Returns names and values of what the port has sent and received since it was made.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let totals = match self {
+            Self::Own(port) => port.totals.read(),
+            #[cfg(feature = "fabric")]
+            Self::Fabric(port) => port.totals(),
+        };
+        vec![
+            ("port_xmit_data", totals.xmit_data),
+            ("port_xmit_packets", totals.xmit_pkts),
+            ("port_rcv_data", totals.rcv_data),
+            ("port_rcv_packets", totals.rcv_pkts),
+            ("port_rcv_errors", totals.rcv_errors),
+        ]
+    }
+
+    /// Returns the largest packets of a service level, whose path carries `most` at most. Without a lane for it there are
+    /// none, and a queue pair gets the smallest ones.
+    pub(crate) fn path_mtu(&self, most: Mtu, sl: u8) -> Mtu {
+        let lane = match self {
+            Self::Own(port) => port.lane(sl),
+            #[cfg(feature = "fabric")]
+            Self::Fabric(port) => port.lane(sl),
+        };
+        lane.map_or(Mtu::Mtu256, |_| most)
+    }
+}
 
 /// The port of a device on an InfiniBand network, and the agents that answer for it.
 pub struct SubnetPort {
@@ -77,6 +140,11 @@ impl SubnetPort {
         self.with_port(|port| port.info().lid).unwrap_or_default()
     }
 
+    /// Returns the virtual lane of a service level; `None` if the port has no such lane.
+    fn lane(&self, sl: u8) -> Option<u8> {
+        self.with_port(|port| lane(port.sl_to_vl(), port.info().operational_vls, sl))?
+    }
+
     /// Whether this LID is one of the port's, of which it has 2^LMC.
     fn has_lid(&self, lid: u16) -> bool {
         let is_own = |port: &mut Port| {
@@ -84,18 +152,6 @@ impl SubnetPort {
             info.lid != 0 && lid >> info.lmc == info.lid >> info.lmc
         };
         self.with_port(is_own).unwrap_or_default()
-    }
-
-    /// Returns names and values of what the port has sent and received since it was made.
-    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let totals = self.totals.read();
-        vec![
-            ("port_xmit_data", totals.xmit_data),
-            ("port_xmit_packets", totals.xmit_pkts),
-            ("port_rcv_data", totals.rcv_data),
-            ("port_rcv_packets", totals.rcv_pkts),
-            ("port_rcv_errors", totals.rcv_errors),
-        ]
     }
 
     /// Brings the link into this state. A port that a subnet manager has disabled stays so until one enables it.
@@ -125,6 +181,18 @@ fn take_down(port: &mut Port, own: &PortInfo) {
     }
 }
 
+/// The lane of data to which a port's table leads a service level, if the port uses so many (IBTA 7.6.6). `vls` is the code for
+/// that number.
+fn lane(table: &[u8; 16], vls: u8, sl: u8) -> Option<u8> {
+    let vl = *table.get(usize::from(sl))?;
+    let used = match vls {
+        0 => return Some(vl),
+        5 => 15,
+        code => 1 << (code - 1).min(3),
+    };
+    Some(vl).filter(|vl| *vl < used)
+}
+
 /// Four lanes of 25 Gbit/s, packets of 4096 bytes, and eight virtual lanes.
 const fn abilities(guid: u64) -> Abilities {
     Abilities {
@@ -135,11 +203,11 @@ const fn abilities(guid: u64) -> Abilities {
         mtu: Mtu::Mtu4096 as u8,
         vls: 4,
         guids: 8,
-        capability_mask: capability::SL_MAPPING
-            | capability::SYSTEM_IMAGE_GUID
-            | capability::EXTENDED_SPEEDS
-            | capability::CM
-            | capability::CLIENT_REREGISTRATION,
+        capability_mask: smp::capability::SL_MAPPING
+            | smp::capability::SYSTEM_IMAGE_GUID
+            | smp::capability::EXTENDED_SPEEDS
+            | smp::capability::CM
+            | smp::capability::CLIENT_REREGISTRATION,
     }
 }
 
@@ -185,12 +253,11 @@ impl ManagementAgents for SubnetPort {
     }
 
     fn describe(&self, port: &mut PortAttributes) {
-        self.with_port(|state| describe(state, port));
+        self.with_port(|state| describe(state.info(), state.guids(), state.p_keys(), port));
     }
 }
 
-fn describe(state: &Port, port: &mut PortAttributes) {
-    let info = state.info();
+fn describe(info: &PortInfo, guids: &[u64], p_keys: &[u16], port: &mut PortAttributes) {
     let mtu = |code, otherwise| Mtu::from_code(code).unwrap_or(otherwise);
     let gid = |guid: &u64| {
         let gid = match guid {
@@ -205,14 +272,14 @@ fn describe(state: &Port, port: &mut PortAttributes) {
     port.max_mtu = mtu(info.mtu_cap, port.max_mtu);
     port.active_mtu = mtu(info.neighbor_mtu, port.active_mtu);
     port.address = LinkAddress::Lid(info.lid);
-    port.subnet = Subnet {
+    port.subnet = capability::Subnet {
         lmc: info.lmc,
         sm_lid: info.sm_lid,
         sm_sl: info.sm_sl,
         prefix: info.gid_prefix,
     };
-    port.gids = state.guids().iter().map(gid).collect();
-    port.pkeys = state.p_keys().to_vec();
+    port.gids = guids.iter().map(gid).collect();
+    port.pkeys = p_keys.to_vec();
 }
 
 impl fmt::Debug for SubnetPort {

@@ -61,6 +61,39 @@ impl OnWire {
         wire: WireOptions,
         options: DeviceOptions,
     ) -> Result<Self, EmulatedError> {
+        let mut bound = None;
+        let managed = |address, link: &Arc<UdpLink<RoceV2>>| {
+            let management = Management::new(Arc::clone(link));
+            bound = Some(Arc::clone(&management));
+            InfiniBand {
+                management: Some(management as Arc<dyn ManagementQp>),
+                ..driver(address)
+            }
+        };
+        let made = Self::make(managed, wire, options, |link| link)?;
+        if let Some(management) = bound {
+            management.bind(&made.device);
+        }
+        made.start()
+    }
+
+    /// Creates a device whose link is around that of an IP network, and which has no queue pair 1.
+    #[cfg(feature = "fabric")]
+    pub(crate) fn within(
+        driver: impl FnOnce(LinkAddress) -> InfiniBand,
+        wire: WireOptions,
+        options: DeviceOptions,
+        around: impl FnOnce(SharedLink<Header>) -> SharedLink<Header>,
+    ) -> Result<Self, EmulatedError> {
+        Self::make(|address, _| driver(address), wire, options, around)?.start()
+    }
+
+    fn make(
+        driver: impl FnOnce(LinkAddress, &Arc<UdpLink<RoceV2>>) -> InfiniBand,
+        wire: WireOptions,
+        options: DeviceOptions,
+        around: impl FnOnce(SharedLink<Header>) -> SharedLink<Header>,
+    ) -> Result<Self, EmulatedError> {
         let lease = Lease::join(wire.group)?;
         let (address, range) = (lease.address(), lease.range());
         let link = UdpLink::new(lease, RoceV2::new(), wire.link)?;
@@ -70,7 +103,7 @@ impl OnWire {
         } else {
             Arc::new(FaultyLink::new(carries, wire.faults))
         };
-        let network = RealHost::network::<InfiniBand>(Some(carries));
+        let network = RealHost::network::<InfiniBand>(Some(around(carries)));
         // The numbers of the leased range, but at most as many as the options ask for.
         let (first, behind) = options.qp_numbers;
         let end = range
@@ -80,15 +113,15 @@ impl OnWire {
             qp_numbers: (range.first(), end),
             ..options
         };
-        let management = Management::new(Arc::clone(&link));
-        let driver = InfiniBand {
-            management: Some(Arc::clone(&management) as Arc<dyn ManagementQp>),
-            ..driver(LinkAddress::Ip(address.ip()))
-        };
+        let driver = driver(LinkAddress::Ip(address.ip()), &link);
         let device = Device::new(driver, &network, options)?;
-        management.bind(&device);
-        let progress: Arc<dyn Progress> = Arc::clone(&network) as _;
-        link.start(Arc::downgrade(&progress))?;
         Ok(Self { device, link })
+    }
+
+    /// Has the link deliver frames to the device.
+    fn start(self) -> Result<Self, EmulatedError> {
+        let progress: Arc<dyn Progress> = Arc::clone(self.device.network()) as _;
+        self.link.start(Arc::downgrade(&progress))?;
+        Ok(self)
     }
 }

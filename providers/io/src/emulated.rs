@@ -58,6 +58,9 @@ pub struct EmulatedOptions {
     /// Whether the device's port is that of an InfiniBand network, which a subnet manager configures: it has no LID and carries
     /// no data until one does. Only InfiniBand devices on a network of their own can have such a port.
     pub managed: bool,
+    /// The port of an emulated fabric at which the device is; `None` for a device that is in none. Only InfiniBand devices without
+    /// an address and a clock of their own can be in one, in a program that is built with the Cargo feature `fabric`.
+    pub fabric: Option<FabricPlace>,
     /// Features that the device does not report although it has them.
     pub without: Features,
     /// Limits that the device reports as no stronger than these values.
@@ -71,16 +74,29 @@ pub struct EmulatedOptions {
     pub extensions: Option<Extensions>,
 }
 
+/// A port of an emulated fabric, which another process holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricPlace {
+    /// The name of that process's socket; `None` for the user's own.
+    pub socket: Option<String>,
+    /// The name of an adapter; empty for the first one.
+    pub node: String,
+}
+
 impl EmulatedOptions {
     /// Checks that the options fit one another, and that a link with this contract supports their faults.
     ///
     /// # Errors
     /// The link cannot have these faults, or a virtual clock is combined with an IP address, or a managed port with an IP
-    /// address or with iWARP.
+    /// address or with iWARP, or a place in a fabric with any of these.
     pub fn check(&self, contract: Contract) -> Result<(), EmulatedError> {
         self.faults.check(contract)?;
         if self.managed && (self.at.is_some() || contract != Contract::Datagram) {
             return Err(EmulatedError::Managed);
+        }
+        let is_elsewhere = self.at.is_some() || self.managed || self.clock.is_some();
+        if self.fabric.is_some() && (is_elsewhere || contract != Contract::Datagram) {
+            return Err(EmulatedError::Fabric);
         }
         match (&self.clock, self.at) {
             (Some(_), Some(at)) => Err(EmulatedError::ClockOnWire(at)),
@@ -131,6 +147,14 @@ pub enum EmulatedError {
         "a managed port is that of an InfiniBand device on a network of its own: leave the address out, and choose InfiniBand"
     )]
     Managed,
+    /// A place in a fabric is combined with an IP address, a virtual clock, a managed port or iWARP.
+    #[error(
+        "a device in a fabric is an InfiniBand device whose address and time are the fabric's: leave address, clock and managed port out"
+    )]
+    Fabric,
+    /// The program is built without fabrics.
+    #[error("a device in a fabric needs the Cargo feature `fabric`: build the program with it")]
+    WithoutFabric,
     /// The program has no sockets for a device at an address.
     #[error(
         "a device at {0} needs sockets: build the program with the Cargo feature `sockets`, or leave the address out"
@@ -157,6 +181,8 @@ impl EmulatedError {
             Self::Fault(_)
             | Self::ClockOnWire(_)
             | Self::Managed
+            | Self::Fabric
+            | Self::WithoutFabric
             | Self::WithoutSockets(_)
             | Self::Verb(_) => None,
         }
@@ -243,9 +269,13 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
                 Err(VerbError::argument(ADDRESS_VARIABLE, reason))
             }
             Err(
-                EmulatedError::Fault(_) | EmulatedError::ClockOnWire(_) | EmulatedError::Managed,
+                EmulatedError::Fault(_)
+                | EmulatedError::ClockOnWire(_)
+                | EmulatedError::Managed
+                | EmulatedError::Fabric
+                | EmulatedError::WithoutFabric,
             ) => Err(VerbError::Internal(
-                "options without faults, clock and managed port do not fit",
+                "options without faults, clock, managed port and fabric do not fit",
             )),
         }
     }

@@ -52,6 +52,8 @@ pub mod queue;
 #[cfg(feature = "sockets")]
 pub mod reactor;
 #[cfg(feature = "sockets")]
+mod shared_counters;
+#[cfg(feature = "sockets")]
 pub mod shm;
 #[cfg(feature = "sockets")]
 pub mod sockets;
@@ -80,6 +82,7 @@ pub use self::{
     qpn_range::QpnRange,
     queue::ByteQueue,
     reactor::{IoHandler, Reactor, Ready, Source},
+    shared_counters::SharedCounters,
     shm::{Put, Readers, Record, RecordMeta, ShmPort},
     // The public interfaces of this crate use these types.
     sockets::{

@@ -112,6 +112,72 @@ pub struct Totals {
     pub multicast_rcv_pkts: u64,
 }
 
+/// What the data path of a port counts. The order is that of [`Totals::carried`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Carried {
+    XmitWords,
+    XmitUnicast,
+    XmitMulticast,
+    RcvWords,
+    RcvUnicast,
+    RcvMulticast,
+    RcvErrors,
+    XmitDiscards,
+}
+
+impl Carried {
+    /// How many there are.
+    pub const COUNT: usize = 8;
+}
+
+impl Totals {
+    /// Returns the totals of a port whose data path alone has counted.
+    pub fn carried(numbers: [u64; Carried::COUNT]) -> Self {
+        let of = |what: Carried| numbers[what as usize];
+        let (sent, received) = (of(Carried::XmitUnicast), of(Carried::RcvUnicast));
+        let (sent_to_groups, of_groups) = (of(Carried::XmitMulticast), of(Carried::RcvMulticast));
+        Self {
+            rcv_errors: of(Carried::RcvErrors),
+            xmit_discards: of(Carried::XmitDiscards),
+            xmit_data: of(Carried::XmitWords),
+            rcv_data: of(Carried::RcvWords),
+            xmit_pkts: sent.saturating_add(sent_to_groups),
+            rcv_pkts: received.saturating_add(of_groups),
+            unicast_xmit_pkts: sent,
+            unicast_rcv_pkts: received,
+            multicast_xmit_pkts: sent_to_groups,
+            multicast_rcv_pkts: of_groups,
+            ..Self::default()
+        }
+    }
+
+    /// Adds how much the numbers of the data path have grown since they were `before`.
+    pub fn add_growth(&mut self, before: &[u64; Carried::COUNT], now: &[u64; Carried::COUNT]) {
+        let mut growth = Self::carried(std::array::from_fn(|index| {
+            now[index].saturating_sub(before[index])
+        }));
+        for (total, grown) in self.of_data().into_iter().zip(growth.of_data()) {
+            *total = total.saturating_add(*grown);
+        }
+    }
+
+    fn of_data(&mut self) -> [&mut u64; 10] {
+        [
+            &mut self.rcv_errors,
+            &mut self.xmit_discards,
+            &mut self.xmit_data,
+            &mut self.rcv_data,
+            &mut self.xmit_pkts,
+            &mut self.rcv_pkts,
+            &mut self.unicast_xmit_pkts,
+            &mut self.unicast_rcv_pkts,
+            &mut self.multicast_xmit_pkts,
+            &mut self.multicast_rcv_pkts,
+        ]
+    }
+}
+
 /// The counters of a port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {

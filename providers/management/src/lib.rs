@@ -37,7 +37,7 @@ pub mod switch;
 
 pub use address::{Address, GlobalRoute};
 pub use agent_table::{AgentId, AgentTable, Recipient, Registration};
-pub use counters::Totals;
+pub use counters::{Carried, Totals};
 pub use node::{Node, Processed};
 pub use port::{Abilities, Event, Port};
 pub use route::NextHop;

@@ -61,12 +61,10 @@ fn port_counters(node: &mut Node, is_set: bool, perf: &Perf) -> Result<PortCount
     if is_set {
         port.counters.narrow.write(&port.totals, &wanted);
     }
-    let mut shown = PortCounters {
+    Ok(PortCounters {
         port_select: wanted.port_select,
-        ..PortCounters::default()
-    };
-    port.counters.narrow.show(&port.totals, &mut shown);
-    Ok(shown)
+        ..port.counters().0
+    })
 }
 
 fn extended_counters(
@@ -79,12 +77,10 @@ fn extended_counters(
     if is_set {
         port.counters.wide.write(&port.totals, &wanted);
     }
-    let mut shown = PortCountersExtended {
+    Ok(PortCountersExtended {
         port_select: wanted.port_select,
-        ..PortCountersExtended::default()
-    };
-    port.counters.wide.show(&port.totals, &mut shown);
-    Ok(shown)
+        ..port.counters().1
+    })
 }
 
 fn selected(node: &mut Node, port_select: u8) -> Result<&mut Port, u16> {

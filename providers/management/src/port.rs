@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::perf::{PortCounters, PortCountersExtended};
 use polyverbs_wire::mad::smp::{MAX_UNICAST_LID, PhysicalState, PortInfo, PortState, capability};
 use polyverbs_wire::mad::{method, status};
 
@@ -136,6 +137,20 @@ impl Port {
     /// Returns the GUIDs of the port; the first is its own.
     pub fn guids(&self) -> &[u64] {
         &self.guids
+    }
+
+    /// Returns the virtual lane by service level.
+    pub fn sl_to_vl(&self) -> &[u8; 16] {
+        &self.sl_to_vl
+    }
+
+    /// Returns the counters as the agent of performance management shows them.
+    pub fn counters(&self) -> (PortCounters, PortCountersExtended) {
+        let mut shown = Default::default();
+        let (narrow, wide) = &mut shown;
+        self.counters.narrow.show(&self.totals, narrow);
+        self.counters.wide.show(&self.totals, wide);
+        shown
     }
 
     /// Says whether the port has a subnet manager, which is a bit of its capability mask.

@@ -1,6 +1,7 @@
 //! The adapter that a program has in an emulated fabric, as files below `/sys` and `/dev`.
 //!
-//! The files show the adapter as it is when the program starts. libibumad asks the fabric, and so it has the current values.
+//! The files show the adapter as it is when the program starts. The library that is preloaded asks the fabric for a file of a port when a
+//! program opens it, and so the program reads the present state.
 
 use std::fs;
 use std::io;
@@ -9,13 +10,12 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::Context as _;
-use polyverbs_configuration::{ADAPTER, Configuration};
+use polyverbs_configuration::Configuration;
 use polyverbs_fabric::FabricName;
 use polyverbs_fabric::client::{self, Connection};
-use polyverbs_fabric::protocol::{ActiveRate, NodeReport, PortReport};
-use polyverbs_wire::mad::smp::{PhysicalState, PortInfo, PortState};
-
-use super::root::by_fours;
+use polyverbs_fabric::files::{self, by_fours};
+use polyverbs_fabric::protocol::{NodeReport, PortReport};
+use polyverbs_wire::layout::Octets;
 
 /// Finds the adapter. `None` if there is no fabric, and the configuration does not ask for one.
 ///
@@ -40,10 +40,27 @@ pub(super) fn find(configuration: &Configuration) -> anyhow::Result<Option<NodeR
     Ok(Some(described))
 }
 
+/// Gives the device that is the adapter, if there is one, the GUID of the node.
+pub(super) fn name(configuration: &mut Configuration, adapter: Option<&NodeReport>) {
+    let guid = adapter.map(|it| Octets(it.info().node_guid.to_be_bytes()));
+    let devices = configuration.devices.iter_mut();
+    for device in devices.filter(|device| device.is_in_fabric()) {
+        device.guid = guid;
+    }
+}
+
 /// Writes the files of the adapter.
-pub(super) fn fill(root: &Path, adapter: &NodeReport) -> io::Result<()> {
+pub(super) fn fill(
+    root: &Path,
+    configuration: &Configuration,
+    adapter: &NodeReport,
+) -> io::Result<()> {
+    let name = configuration.adapter();
+    let wanted = configuration.fabric.as_ref();
+    let socket = wanted.and_then(|it| it.socket.clone());
+    let socket = socket.unwrap_or_else(|| FabricName::standard().to_string());
     let info = adapter.info();
-    let at = root.join("sys/class/infiniband").join(ADAPTER);
+    let at = root.join("sys/class/infiniband").join(name);
     write(
         &at,
         &[
@@ -60,6 +77,10 @@ pub(super) fn fill(root: &Path, adapter: &NodeReport) -> io::Result<()> {
             ("board_id", "polyverbs".to_owned()),
         ],
     )?;
+    fs::write(
+        root.join("fabric"),
+        format!("{socket}\n{}\n{name}\n", adapter.name),
+    )?;
     let class = root.join("sys/class/infiniband_mad");
     write(&class, &[("abi_version", "5".to_owned())])?;
     let devices = root.join("dev/infiniband");
@@ -67,71 +88,23 @@ pub(super) fn fill(root: &Path, adapter: &NodeReport) -> io::Result<()> {
         let number = index + 1;
         describe(&at.join("ports").join(number.to_string()), port)?;
         for kind in ["umad", "issm"] {
-            let name = format!("{kind}{index}");
-            let about = [("ibdev", ADAPTER.to_owned()), ("port", number.to_string())];
-            write(&class.join(&name), &about)?;
-            symlink("/dev/null", devices.join(&name))?;
+            let file = format!("{kind}{index}");
+            let about = [("ibdev", name.to_owned()), ("port", number.to_string())];
+            write(&class.join(&file), &about)?;
+            symlink("/dev/null", devices.join(&file))?;
         }
     }
     Ok(())
 }
 
 fn describe(at: &Path, port: &PortReport) -> io::Result<()> {
-    let info = port.info();
-    write(
-        at,
-        &[
-            ("state", state(&info).to_owned()),
-            ("phys_state", physical_state(&info).to_owned()),
-            ("link_layer", "InfiniBand".to_owned()),
-            ("lid", format!("{:#x}", info.lid)),
-            ("sm_lid", format!("{:#x}", info.sm_lid)),
-            ("lid_mask_count", info.lmc.to_string()),
-            ("sm_sl", info.sm_sl.to_string()),
-            ("cap_mask", format!("{:#010x}", info.capability_mask)),
-            ("rate", rate(port)),
-        ],
-    )?;
-    let p_keys = port.p_keys.iter().map(|it| format!("{it:#06x}"));
-    list(&at.join("pkeys"), p_keys)?;
-    let gids = port.guids.iter().map(|guid| {
-        let gid = [info.gid_prefix.to_be_bytes(), guid.to_be_bytes()].concat();
-        by_fours(&gid)
-    });
-    list(&at.join("gids"), gids)
-}
-
-fn state(info: &PortInfo) -> &'static str {
-    match info.port_state {
-        PortState::DOWN => "1: DOWN",
-        PortState::INIT => "2: INIT",
-        PortState::ARMED => "3: ARMED",
-        PortState::ACTIVE => "4: ACTIVE",
-        _ => "0: NOP",
-    }
-}
-
-fn physical_state(info: &PortInfo) -> &'static str {
-    match info.physical_state {
-        PhysicalState::SLEEP => "1: Sleep",
-        PhysicalState::POLLING => "2: Polling",
-        PhysicalState::DISABLED => "3: Disabled",
-        PhysicalState::LINK_UP => "5: LinkUp",
-        _ => "0: No state change",
-    }
-}
-
-/// The rate as Linux shows it.
-fn rate(port: &PortReport) -> String {
-    let ActiveRate { lanes, speed, name } = port.rate();
-    let all = f64::from(lanes * speed) / 10.0;
-    format!("{all} Gb/sec ({lanes}X {name})")
-}
-
-fn list(folder: &Path, texts: impl Iterator<Item = String>) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    for (index, text) in texts.enumerate() {
-        fs::write(folder.join(index.to_string()), format!("{text}\n"))?;
+    let (narrow, wide) = Default::default();
+    for (path, text) in files::of_port(port, &narrow, &wide) {
+        let file = at.join(path);
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(file, text)?;
     }
     Ok(())
 }

@@ -38,7 +38,8 @@ use crate::output::{complain, print};
 A DEVICE is the name of one that there would be, or describes a new one by
 settings with commas between them:
   name=NAME                         ib0, ib1 … unless set
-  transport=roce|iwarp              roce unless set
+  transport=roce|iwarp|infiniband   roce unless set; infiniband is the adapter
+                                    of the program's node in a fabric
   address=ADDRESS                   127.0.0.1 unless set
   link-layer=ethernet|infiniband    what the port of a RoCE device reports
   fault=FAULTS                      as --fault
@@ -120,10 +121,11 @@ pub(crate) struct Arguments {
     /// Write the packets of the devices. The content of FILE is replaced when the program has been found
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Socket of the emulated fabric for management datagrams, as of `polyverbs fabric --socket`
+    /// Socket of the emulated fabric that the program is in, as of `polyverbs fabric --socket`
     #[arg(long, value_name = "SOCKET")]
     fabric: Option<String>,
-    /// Name of the program's own node in the topology of that fabric; the first adapter unless set
+    /// Name of the program's own node in the topology of that fabric; the first adapter unless set. With one of both, the
+    /// program's only device is the adapter of that node, unless --device or --config says otherwise
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Print the devices that the program would find, as a file for --config, and run nothing
@@ -164,7 +166,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let log = faults::Log::of(&mut configuration)?;
     let libraries = Libraries::find_or_build()?;
-    let root = root::make(&configuration, adapter::find(&configuration)?.as_ref())?;
+    let adapter = adapter::find(&configuration)?;
+    adapter::name(&mut configuration, adapter.as_ref());
+    let root = root::make(&configuration, adapter.as_ref())?;
     let prepared = libraries.named(&root).and_then(|named| {
         // Otherwise the error of the system explains the failure.
         if let Some(file) = find(program) {
@@ -291,6 +295,9 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
         attachment.socket = arguments.fabric.clone().or(attachment.socket.take());
         if let Some(node) = &arguments.node {
             attachment.node.clone_from(node);
+        }
+        if arguments.config.is_none() && arguments.device.is_empty() {
+            configuration.be_at_node();
         }
     }
     if let Some(file) = &arguments.trace {

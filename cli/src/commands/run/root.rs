@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use polyverbs::capability::GidType;
 use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interfaces};
+use polyverbs_fabric::files::by_fours;
 use polyverbs_fabric::protocol::NodeReport;
 
 use super::adapter;
@@ -72,7 +73,7 @@ fn make_within(
     let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
     // When the program first looks, it may have changed its user and be unable to write here.
     let filled = fill(root.path(), configuration, interfaces()).and_then(|()| match adapter {
-        Some(adapter) => adapter::fill(root.path(), adapter),
+        Some(adapter) => adapter::fill(root.path(), configuration, adapter),
         None => Ok(()),
     });
     filled.with_context(|| format!("cannot fill {}", root.path().display()))?;
@@ -134,6 +135,9 @@ fn fill(
             ("abi_version", "1".to_owned()),
         ];
         view.write(&verbs.join(&device.name), &entries)?;
+        if device.is_in_fabric() {
+            continue;
+        }
         view.describe(
             &root.join("sys/class/infiniband").join(&device.name),
             device,
@@ -153,7 +157,7 @@ impl View {
     fn describe(&mut self, at: &Path, device: &Device) -> io::Result<()> {
         let guid = by_fours(&device.guid());
         let node_type = match device.transport {
-            TransportName::Roce => "1: CA",
+            TransportName::Roce | TransportName::Infiniband => "1: CA",
             TransportName::Iwarp => "4: RNIC",
         };
         let (fw_ver, hw_ver) = match device.identity() {
@@ -238,15 +242,6 @@ impl View {
         }
         Ok(())
     }
-}
-
-// Hexadecimal with a colon after each two bytes, as the kernel shows GUIDs and GIDs.
-pub(super) fn by_fours(bytes: &[u8]) -> String {
-    let groups: Vec<String> = bytes
-        .chunks(2)
-        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
-        .collect();
-    groups.join(":")
 }
 
 #[cfg(test)]

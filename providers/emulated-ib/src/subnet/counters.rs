@@ -3,11 +3,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs_engine::link::Frame;
-use polyverbs_management::Totals;
+#[cfg(feature = "fabric")]
+use polyverbs_io::SharedCounters;
+use polyverbs_management::{Carried, Totals};
 use polyverbs_wire::roce::packet::ICRC_LEN;
 use polyverbs_wire::roce::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Cnp, Deth, ExtensionEth, Feth, Ieth, ImmDt, Reth, Xrceth,
 };
+
+#[cfg(feature = "fabric")]
+use verbs_api::provider::RwLock;
 
 use crate::header::{Body, Header, SendExtra};
 
@@ -17,20 +22,20 @@ const LRH_LEN: usize = 8;
 /// Data are counted in words of this many bytes (IBTA 16.1.3.5).
 const WORD: usize = 4;
 
-/// What a port has sent or received.
-#[derive(Debug, Default)]
-struct Traffic {
-    words: AtomicU64,
-    unicast_packets: AtomicU64,
-    multicast_packets: AtomicU64,
+/// What a port has sent, received and dropped.
+#[derive(Debug)]
+pub(super) enum PortTotals {
+    /// Of a port that belongs to one device.
+    Own([AtomicU64; Carried::COUNT]),
+    /// Of a port in a fabric, where devices of several processes count. Another process that holds the fabric has others.
+    #[cfg(feature = "fabric")]
+    Shared(RwLock<SharedCounters>),
 }
 
-/// What a port has sent, received and dropped.
-#[derive(Debug, Default)]
-pub(super) struct PortTotals {
-    sent: Traffic,
-    received: Traffic,
-    damaged: AtomicU64,
+impl Default for PortTotals {
+    fn default() -> Self {
+        Self::Own(Default::default())
+    }
 }
 
 /// The way of a packet.
@@ -43,38 +48,47 @@ pub(super) enum Direction {
 impl PortTotals {
     pub(super) fn read(&self) -> Totals {
         let of = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        let (sent, received) = (&self.sent, &self.received);
-        Totals {
-            rcv_errors: of(&self.damaged),
-            xmit_data: of(&sent.words),
-            rcv_data: of(&received.words),
-            xmit_pkts: of(&sent.unicast_packets) + of(&sent.multicast_packets),
-            rcv_pkts: of(&received.unicast_packets) + of(&received.multicast_packets),
-            unicast_xmit_pkts: of(&sent.unicast_packets),
-            unicast_rcv_pkts: of(&received.unicast_packets),
-            multicast_xmit_pkts: of(&sent.multicast_packets),
-            multicast_rcv_pkts: of(&received.multicast_packets),
-            ..Totals::default()
+        Totals::carried(match self {
+            Self::Own(numbers) => std::array::from_fn(|index| of(&numbers[index])),
+            #[cfg(feature = "fabric")]
+            Self::Shared(shared) => {
+                let shared = shared.read();
+                std::array::from_fn(|index| of(shared.counter(index)))
+            }
+        })
+    }
+
+    fn add(&self, amounts: &[(Carried, usize)]) {
+        let add = |number: &AtomicU64, amount| _ = number.fetch_add(amount, Ordering::Relaxed);
+        match self {
+            Self::Own(numbers) => {
+                for (what, amount) in amounts {
+                    add(&numbers[*what as usize], *amount as u64);
+                }
+            }
+            #[cfg(feature = "fabric")]
+            Self::Shared(shared) => {
+                let shared = shared.read();
+                for (what, amount) in amounts {
+                    add(shared.counter(*what as usize), *amount as u64);
+                }
+            }
         }
     }
 }
 
 /// Counts the packets of a frame. A damaged packet that has arrived is an error, and its data do not count.
 pub(super) fn count(totals: &PortTotals, direction: Direction, frame: &Frame<'_, Header>) {
-    let add = |number: &AtomicU64, amount| _ = number.fetch_add(amount, Ordering::Relaxed);
-    let traffic = match direction {
-        Direction::Sent => &totals.sent,
-        Direction::Received if frame.damaged => return add(&totals.damaged, 1),
-        Direction::Received => &totals.received,
+    let is_multicast = matches!(frame.header.body, Body::Datagram(_, _, Some(_)));
+    let (word, packet) = match (direction, is_multicast) {
+        (Direction::Received, _) if frame.damaged => return totals.add(&[(Carried::RcvErrors, 1)]),
+        (Direction::Sent, false) => (Carried::XmitWords, Carried::XmitUnicast),
+        (Direction::Sent, true) => (Carried::XmitWords, Carried::XmitMulticast),
+        (Direction::Received, false) => (Carried::RcvWords, Carried::RcvUnicast),
+        (Direction::Received, true) => (Carried::RcvWords, Carried::RcvMulticast),
     };
     let (packets, words) = size(&frame.header, frame.payload.len());
-    add(&traffic.words, words as u64);
-    let is_multicast = matches!(frame.header.body, Body::Datagram(_, _, Some(_)));
-    let counted = match is_multicast {
-        true => &traffic.multicast_packets,
-        false => &traffic.unicast_packets,
-    };
-    add(counted, packets as u64);
+    totals.add(&[(word, words), (packet, packets)]);
 }
 
 /// The packets of a frame, and their words from the local route header to the ICRC.

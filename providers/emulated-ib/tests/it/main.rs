@@ -5,6 +5,8 @@ mod agents;
 mod arbitrary_mads;
 mod congestion;
 mod credits;
+#[cfg(feature = "fabric")]
+mod fabric;
 mod framed;
 mod packets;
 mod posting;

@@ -9,7 +9,8 @@ use polyverbs_management::address::SMI_QP;
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad::perf::{self, PERF_CLASS, Perf, PortCounters};
 use polyverbs_wire::mad::smp::{
-    self, LID_CLASS, NodeInfo, PKeyTable, PhysicalState, PortInfo, PortState as State, Smp,
+    self, LID_CLASS, NodeInfo, PKeyTable, PhysicalState, PortInfo, PortState as State, SlToVlTable,
+    Smp,
 };
 use polyverbs_wire::mad::{
     self, Attribute, ClassPortInfo, GSI_Q_KEY, GSI_QP, MAD_LEN, MadHeader, method, status,
@@ -17,10 +18,10 @@ use polyverbs_wire::mad::{
 use verbs_api::capability::{Mtu, PhysState, PortAttributes, PortCaps, PortState};
 use verbs_api::event::EventType;
 use verbs_api::ids::{LinkAddress, Psn};
-use verbs_api::qp::QpType;
-use verbs_api::{WcStatus, wr};
+use verbs_api::qp::{AddressVector, QpType};
+use verbs_api::{QpOptions, WcStatus, wr};
 
-use crate::support::{OwnFrame, Rig, Setup, Side, poll};
+use crate::support::{OwnFrame, Rig, Setup, Side, connect, poll};
 
 /// The queue pair that the requests come from.
 pub(crate) const REQUESTER: u32 = 0;
@@ -374,6 +375,31 @@ fn queue_pairs_reach_each_other_by_lid() {
     assert_eq!(rig.b.read(0, 6), b"by LID");
     configure(&rig, &rig.b, |info| info.lid = 6);
     assert_eq!(write(&rig), WcStatus::RetryExcErr, "no port has LID 5");
+}
+
+// covers 6.21
+#[test]
+fn a_service_level_has_packets_of_its_own_lane() {
+    let rig = managed();
+    activate(&rig, &rig.a, 4);
+    let mtu_of = |sl| {
+        let path = AddressVector { sl, ..rig.a.path() };
+        let qp = rig.a.pd.create_qp(QpOptions::rc(&rig.a.cq)).wait().unwrap();
+        connect(&qp, path, rig.a.qp.qp_num(), &rig.setup, 0, 0);
+        qp.query().unwrap().attributes.path_mtu
+    };
+    assert_eq!(mtu_of(3), Some(Mtu::Mtu1024));
+    // Lane 15 carries no data, and of the eight lanes that the port has, the subnet manager has chosen two.
+    let mut table = SlToVlTable::default();
+    (table.vls[3], table.vls[4], table.vls[5]) = (15, 1, 2);
+    ask(&rig, &rig.a, &set(&table));
+    configure(&rig, &rig.a, |info| info.operational_vls = 2);
+    let mtus = [3, 4, 5].map(mtu_of);
+    assert_eq!(
+        mtus,
+        [Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu256].map(Some),
+        "of lanes 15, 1 and 2"
+    );
 }
 
 #[test]

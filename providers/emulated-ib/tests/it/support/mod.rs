@@ -9,7 +9,7 @@ use std::time::Duration;
 use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_ib::header::{Aeth, Body, Header, Nak, Syndrome, SyndromeKind};
-use emulated_ib::subnet::{SubnetLink, SubnetPort};
+use emulated_ib::subnet::{Subnet, SubnetLink, SubnetPort};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
@@ -495,7 +495,7 @@ impl Side {
                 let guid = Guid::software(Transport::InfiniBand, address.ip_or_stand_in());
                 let port = Arc::new(SubnetPort::new(&format!("ib{number}"), guid));
                 subnet.attach(address, &port);
-                port
+                Subnet::Own(port)
             }),
         };
         let engine = Engine::new(driver, network, DeviceOptions::default()).unwrap();
