@@ -12,6 +12,7 @@ mod passive;
 mod request;
 mod side;
 mod target;
+mod withdrawal;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -31,12 +32,13 @@ use crate::in_process::InProcess;
 use crate::mpa;
 use crate::port_space::PortSpace;
 
-pub use active::{Accepted, Withdrawal};
+pub use active::Accepted;
 pub use connection::{Connection, flush};
 pub(crate) use offer::fits;
 pub use options::{ConnectionOptions, ReadLimits};
 pub use passive::{Incoming, Listener};
 pub(crate) use request::Request;
+pub use withdrawal::Withdrawal;
 
 use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu};
 use passive::{IncomingQueue, Unanswered};

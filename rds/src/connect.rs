@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use masked_atomics::MaskedAtomics;
 use polyverbs::connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, Refusal,
-    flush,
+    Withdrawal, flush,
 };
 use polyverbs::{Access, PathOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_wire::rds::{ConnectData, PORT, PORT_V6};
@@ -84,8 +84,12 @@ async fn accept(
     let Ok(qp) = make_link(&strong, Purpose::Arrival(arrival)).await else {
         return strong.withdraw(arrival);
     };
-    let accepted = incoming.accept(&qp, options(&data));
+    let Ok((accepted, answer)) = incoming.begin_accept(&qp, options(&data)) else {
+        return strong.withdraw(arrival);
+    };
     drop(strong);
+    // The node drops this task when it gives the request up.
+    let _answer = Given(answer);
     let accepted = accepted.await;
     let Some(node) = node.upgrade() else { return };
     match accepted {
@@ -95,6 +99,15 @@ async fn accept(
             node.with(|state| state.accepted(&node, arrival, connection, &asked));
         }
         Err(_) => node.withdraw(arrival),
+    }
+}
+
+/// An answer to a connection request, which is withdrawn if this is dropped before the peer has completed the connection.
+struct Given(Withdrawal);
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        self.0.withdraw();
     }
 }
 

@@ -298,6 +298,8 @@ fn established(
         Err(ConnectError::Aborted | ConnectError::TimedOut) if transport == Transport::Iwarp => {
             came_and_went(this, data);
         }
+        // The program has destroyed the identifier.
+        Err(ConnectError::Verb(VerbError::Canceled)) => {}
         Err(error) => failed(this, &error, transport),
     }
 }
@@ -518,9 +520,18 @@ pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnPa
                         established(&this, done, data, transport);
                     }
                 };
-                if let Err(error) = incoming.accept_then(&named.qp, options, then) {
-                    inner.lock().part = Part::Over;
-                    return Err(errno::of(&error));
+                match incoming.accept_then(&named.qp, options, then) {
+                    Ok(withdrawal) => {
+                        let mut state = inner.lock();
+                        // The peer may have completed the connection already.
+                        if matches!(state.part, Part::Busy) {
+                            state.part = Part::Accepting(withdrawal);
+                        }
+                    }
+                    Err(error) => {
+                        inner.lock().part = Part::Over;
+                        return Err(errno::of(&error));
+                    }
                 }
                 // SAFETY: as the caller promises.
                 unsafe { events::complete(public, own) }

@@ -240,7 +240,7 @@ pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
-        if let Part::Asking(withdrawal) = &part {
+        if let Part::Asking(withdrawal) | Part::Accepting(withdrawal) = &part {
             withdrawal.withdraw();
         }
         // Dropping these informs the peer: a connection is ended, a request is rejected.

@@ -128,7 +128,9 @@ pub unsafe extern "C-unwind" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int
         let transport = state.device.as_ref().map(|device| device.transport());
         match (transport, &state.part) {
             (Some(Transport::Iwarp), part) if part.has_request() => Ok(()),
-            (Some(_), Part::Busy) if event == COMMUNICATION_ESTABLISHED => Ok(()),
+            (Some(_), Part::Busy | Part::Accepting(_)) if event == COMMUNICATION_ESTABLISHED => {
+                Ok(())
+            }
             (Some(_), Part::Connected(_)) if event == COMMUNICATION_ESTABLISHED => {
                 Err(Errno(libc::EISCONN))
             }

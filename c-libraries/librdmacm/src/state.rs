@@ -130,6 +130,8 @@ pub enum Part {
     Busy,
     /// The peer has not answered the identifier's connection request yet.
     Asking(Withdrawal),
+    /// The program has accepted the peer's request, and the peer has not completed the connection yet.
+    Accepting(Withdrawal),
     /// The peer has accepted the connection, and the program has to call `rdma_establish`.
     Answered(Accepted),
     /// The identifier is one side of an established connection.

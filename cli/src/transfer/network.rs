@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Completion, Device, PathOptions, Started};
+use polyverbs::{Completion, Device, PathOptions};
 
 use super::digest::{Algorithm, Hasher};
 use super::files::{Part, Room, UNFINISHED};
-use super::peers::{BUSY, Peer, refuse};
+use super::peers::{Accepting, BUSY, Peer, refuse};
 use super::{
     Copied, CopyOptions, Failed, Filled, LOOK, Message, Moved, PAUSE, Result, Side, WINDOWS,
     check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
@@ -90,9 +90,6 @@ pub(crate) struct Store {
 /// The server's side of a connection.
 pub(crate) struct Server(Side);
 
-/// The future of a connection that the client has not completed yet.
-pub(crate) type Accepting = Started<Connection, ConnectError>;
-
 /// A file that has been received and stored.
 pub(crate) struct Stored {
     pub(crate) path: PathBuf,
@@ -102,7 +99,7 @@ pub(crate) struct Stored {
 impl Store {
     /// Begins to accept a client's connection request. If there can be no queue pair for it now, the client is refused as if no
     /// place were free, and tries again.
-    pub(crate) fn accept(&self, incoming: Incoming) -> Result<(Server, Accepting)> {
+    pub(crate) fn accept(&self, incoming: Incoming) -> Result<Accepting<Server>> {
         let side = match self.side() {
             Ok(side) => side,
             Err(error) => {
@@ -111,8 +108,8 @@ impl Store {
             }
         };
         let options = ConnectionOptions::new().path(open_to_reads());
-        let accepting = incoming.accept(&side.qp, options);
-        Ok((Server(side), accepting))
+        let (accepting, answer) = incoming.begin_accept(&side.qp, options)?;
+        Ok((Server(side), accepting, answer))
     }
 
     fn side(&self) -> Result<Side> {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::Started;
-use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
+use polyverbs::connection::{ConnectError, Connection, Incoming, Listener, Withdrawal};
 use polyverbs::provider::Mutex;
 
 use super::{INTERRUPTED, PAUSE, Result};
@@ -45,8 +45,23 @@ enum RequestEvent {
 struct Accepted<S> {
     number: u64,
     from: Option<IpAddr>,
+    _answer: Answer,
     side: S,
 }
+
+/// The answer to a request that was accepted. Dropping it withdraws it, unless the peer has completed the connection: then
+/// nothing is kept for a peer that may not exist.
+struct Answer(Withdrawal);
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.0.withdraw();
+    }
+}
+
+/// A request that a program has begun to accept: this side of the connection, the future of the connection, and what withdraws
+/// the answer.
+pub(crate) type Accepting<S> = (S, Started<Connection, ConnectError>, Withdrawal);
 
 /// The peers that a listening command serves, and the limit of their number.
 pub(crate) struct Peers {
@@ -73,10 +88,7 @@ impl Peers {
         &self,
         listener: &Listener,
         most: u64,
-        accept: impl Fn(
-            Incoming,
-            &mut dyn FnMut() -> bool,
-        ) -> std::result::Result<(S, Started<Connection, ConnectError>), String>,
+        accept: impl Fn(Incoming, &mut dyn FnMut() -> bool) -> std::result::Result<Accepting<S>, String>,
         work: impl Fn(S, Connection, &Arc<Peer>) + Sync,
     ) -> Result<()> {
         let (tell, told) = mpsc::channel();
@@ -102,10 +114,15 @@ impl Peers {
                             refuse(incoming, BUSY);
                         } else {
                             match accept(incoming, &mut give_up) {
-                                Ok((side, completed)) => {
+                                Ok((side, completed, answer)) => {
                                     numbered += 1;
                                     let (number, tell) = (numbered, tell.clone());
-                                    let one = Accepted { number, from, side };
+                                    let one = Accepted {
+                                        number,
+                                        from,
+                                        _answer: Answer(answer),
+                                        side,
+                                    };
                                     queue(&mut unproven, one, |one| one.from);
                                     completed.on_done(move |done| {
                                         _ = tell.send(RequestEvent::Completed(number, done));
@@ -330,6 +347,10 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
+    use polyverbs::connection::{ConnectionOptions, Connector};
+    use polyverbs::emulated::{self, EmulatedOptions};
+    use polyverbs::{QpOptions, Requirements};
+
     use super::*;
 
     fn address(number: u8) -> Option<IpAddr> {
@@ -357,6 +378,42 @@ mod tests {
         }
         let expected = (256 - MOST_WAITING..256).map(|number| address(number as u8));
         assert!(all.iter().copied().eq(expected), "{all:?}");
+    }
+
+    #[test]
+    fn a_replaced_request_ends_and_keeps_no_connection() {
+        let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(256).wait().unwrap();
+        let connector = Connector::of(&context).unwrap();
+        let listener = connector.listen(([192, 0, 2, 1], 7471).into(), 0).unwrap();
+        let qp = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+        let accept = |incoming: Incoming, _: &mut dyn FnMut() -> bool| {
+            let side = qp();
+            let begun = incoming.begin_accept(&side, ConnectionOptions::new());
+            let (connection, answer) = begun.map_err(|error| error.to_string())?;
+            Ok((side, connection, answer))
+        };
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let peers = Peers::new(1, Duration::MAX);
+                peers.serve(&listener, 1, accept, |_, _, _| ()).unwrap();
+            });
+            let ask = |_| {
+                let (near, options) = (qp(), ConnectionOptions::new());
+                let asked = connector.request(&near, listener.address(), options);
+                (near, asked.wait().unwrap())
+            };
+            // The last request is answered after the one before it has replaced the first.
+            let mut all: VecDeque<_> = (0..MOST_WAITING / 2 + 2).map(ask).collect();
+            let (_near, first) = all.pop_front().unwrap();
+            let ended = first.complete().wait();
+            assert_eq!(ended.err(), Some(ConnectError::Aborted));
+            let (_near, last) = all.pop_back().unwrap();
+            let _connection = last.complete().wait().unwrap();
+            serving.join().unwrap();
+        });
     }
 
     #[test]

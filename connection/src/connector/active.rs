@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use verbs_api::provider::backend::{ConnectError, Offer, Refusal};
 use verbs_api::qp::QpAttributes;
-use verbs_api::{PathOptions, Started, VerbError, ids::Qpn};
+use verbs_api::{PathOptions, Started, ids::Qpn};
 
 use super::connection::{Connection, settle};
 use super::offer::{agreed, copied, with_reads};
 use super::options::ReadLimits;
-use super::request::{Request, begin};
+use super::request::begin;
 use super::side::{Side, reject};
 use super::target::Target;
 
@@ -178,29 +178,4 @@ impl Drop for Accepted {
     }
 }
 
-/// Withdraws a request that [`Connector::begin_request`](crate::Connector::begin_request) has sent. Dropping it changes nothing.
-pub struct Withdrawal {
-    side: Arc<Side>,
-    request: Arc<Request<Accepted>>,
-}
-
-impl Withdrawal {
-    pub(super) fn new(side: &Arc<Side>, request: &Arc<Request<Accepted>>) -> Self {
-        Self {
-            side: Arc::clone(side),
-            request: Arc::clone(request),
-        }
-    }
-
-    /// Withdraws the request, which ends with [`VerbError::Canceled`]; the peer can no longer accept it. Returns `false` without
-    /// effect if the request has ended.
-    pub fn withdraw(&self) -> bool {
-        let is_first = self.request.try_end(Err(VerbError::Canceled.into()));
-        if is_first {
-            self.side.withdraw();
-        }
-        is_first
-    }
-}
-
-opaque!(Accepted, Withdrawal);
+opaque!(Accepted);

@@ -27,6 +27,7 @@ use super::options::{ConnectionOptions, ReadLimits};
 use super::request::begin;
 use super::side::{Side, reject, watch};
 use super::target::Target;
+use super::withdrawal::Withdrawal;
 
 /// Listens for connection requests at an address. Dropping it ends that, and refuses the pending requests.
 ///
@@ -270,38 +271,28 @@ impl Incoming {
     /// completed the connection.
     ///
     /// If this fails, reset the queue pair before it is used again.
-    pub fn accept(
+    pub fn accept(self, qp: &Qp, options: ConnectionOptions) -> Started<Connection, ConnectError> {
+        match self.begin_accept(qp, options) {
+            Ok((started, _)) => started,
+            Err(error) => Started::ready(Err(error)),
+        }
+    }
+
+    /// Accepts the connection request like [`accept`](Self::accept), and returns what withdraws the answer. A program that
+    /// destroys the queue pair of a peer which has not completed the connection withdraws the answer too: otherwise the
+    /// connection manager waits for that peer, which may not exist.
+    ///
+    /// # Errors
+    /// An argument is wrong, and the request is refused.
+    pub fn begin_accept(
         mut self,
         qp: &Qp,
         options: ConnectionOptions,
-    ) -> Started<Connection, ConnectError> {
-        let Some(side) = self.take_side() else {
-            return Started::ready(Err(ConnectError::NotConnected));
-        };
-        let room = side.backend.private_data().accept;
-        let own = offer(&self.context, qp, &options, room).and_then(|own| {
-            meets(&own, &self.peer)?;
-            Ok(own)
-        });
-        let own = match own {
-            Ok(own) => own,
-            Err(error) => {
-                let _ = reject(&side, Refusal::Program, b"");
-                return Started::ready(Err(error));
-            }
-        };
-        if let (Some(own), Some(peer)) = (own.path_mtu, self.peer.path_mtu)
-            && own < peer
-        {
+    ) -> Result<(Started<Connection, ConnectError>, Withdrawal), ConnectError> {
+        let side = self.take_side().ok_or(ConnectError::NotConnected)?;
+        let own = self.answer(&side, qp, &options).inspect_err(|_| {
             let _ = reject(&side, Refusal::Program, b"");
-            let reason = ArgumentReason::OutOfRange {
-                given: own.octets().into(),
-                least: peer.octets().into(),
-                most: u64::MAX,
-            };
-            let error = VerbError::argument("path_mtu", reason);
-            return Started::ready(Err(error.into()));
-        }
+        })?;
         let reads = agreed(limits_of(&own), &self.peer);
         let own = Offer {
             inbound_reads: reads.inbound,
@@ -309,6 +300,7 @@ impl Incoming {
             ..own
         };
         let (started, request) = begin(&self.context);
+        let withdrawal = Withdrawal::new(&side, &request);
         let target = Target::new(qp);
         let accept = Accept {
             side,
@@ -323,14 +315,37 @@ impl Incoming {
         let options = with_path_mtu(with_reads(self.path(&options), reads), &self.peer);
         let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
         accept.begin(&endpoint, options, own, is_stream);
-        started
+        Ok((started, withdrawal))
+    }
+
+    /// What this side offers if it accepts; an error if it cannot meet what the peer asks for.
+    fn answer(
+        &self,
+        side: &Side,
+        qp: &Qp,
+        options: &ConnectionOptions,
+    ) -> Result<Offer, ConnectError> {
+        let room = side.backend.private_data().accept;
+        let own = offer(&self.context, qp, options, room)?;
+        meets(&own, &self.peer)?;
+        match (own.path_mtu, self.peer.path_mtu) {
+            (Some(own), Some(peer)) if own < peer => {
+                let reason = ArgumentReason::OutOfRange {
+                    given: own.octets().into(),
+                    least: peer.octets().into(),
+                    most: u64::MAX,
+                };
+                Err(VerbError::argument("path_mtu", reason).into())
+            }
+            _ => Ok(own),
+        }
     }
 }
 
 impl Incoming {
-    /// Accepts the connection request, and calls `then` when the peer has completed the connection. The peer may then send
-    /// another connection request at once: the listener holds that request back until `then` is registered, so that the
-    /// program sees both in order.
+    /// Accepts the connection request like [`begin_accept`](Self::begin_accept), and calls `then` with the outcome. When the
+    /// peer has completed the connection, it may send another connection request at once: the listener holds that request back
+    /// until `then` is registered, so that the program sees both in order.
     ///
     /// # Errors
     /// The accept has failed before `then` was registered; `then` is not called.
@@ -339,15 +354,15 @@ impl Incoming {
         qp: &Qp,
         options: ConnectionOptions,
         then: impl FnOnce(Result<Connection, ConnectError>) + Send + 'static,
-    ) -> Result<(), ConnectError> {
+    ) -> Result<Withdrawal, ConnectError> {
         let _held = self.others.upgrade().map(|others| others.hold());
-        let accepted = self.accept(qp, options);
+        let (accepted, withdrawal) = self.begin_accept(qp, options)?;
         if accepted.is_done() {
             then(Ok(accepted.wait()?));
         } else {
             accepted.on_done(then);
         }
-        Ok(())
+        Ok(withdrawal)
     }
 }
 

@@ -29,6 +29,8 @@ impl Sides {
         // Those that were dropped make room, each time that the list would grow.
         if sides.len() == sides.capacity() {
             sides.retain(|side| side.strong_count() > 0);
+            let room = 2 * sides.len();
+            sides.shrink_to(room);
         }
         sides.push(Arc::downgrade(side));
     }

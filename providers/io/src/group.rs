@@ -610,6 +610,7 @@ fn make_sockets(options: &GroupOptions) -> io::Result<Sockets> {
         Err(_) => None,
     };
     if let Some(store) = &store {
+        accept_range(&common, 0);
         store.add(&common)?;
         // Users who are named in the admission cannot add sockets.
         if !options.admission.users.is_empty() {
@@ -677,6 +678,30 @@ const STEERING: [libc::sock_filter; 17] = [
     instruction(libc::BPF_RET | libc::BPF_K, 0),
 ];
 
+/// Makes a socket accept only datagrams to this range of QP numbers and to QP 1, and those that are too short to have a QP number,
+/// which are counted. For a range without a socket the kernel would choose any of the sockets: then random datagrams would take
+/// the room and the time of a process to which none of them is sent.
+fn accept_range(socket: &UdpSocket, range: u32) {
+    let program = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0),
+        libc::sock_filter {
+            jf: 5,
+            ..instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, UDP_HEADER + 8)
+        },
+        load(libc::BPF_W, UDP_HEADER + 4),
+        instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
+        when(GSI_QP, 2, 0),
+        instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, QpnRange::SHIFT),
+        when(range, 0, 1),
+        instruction(libc::BPF_RET | libc::BPF_K, u32::MAX),
+        instruction(libc::BPF_RET | libc::BPF_K, 0),
+    ];
+    // A sandbox may refuse the filter: then the process drops these datagrams itself.
+    let _ = sys::filter(socket.as_fd(), &program);
+}
+
+/// Bytes before the BTH, as a filter of one socket sees a datagram.
+const UDP_HEADER: u32 = 8;
 /// Bytes before the MAD in a datagram: BTH and DETH.
 const MAD: u32 = 12 + 8;
 /// Bytes of the MAD header.

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use polyverbs_connection::{Incoming, Listener};
+use polyverbs_connection::{Incoming, Listener, Withdrawal};
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::provider::start_thread;
 
@@ -93,6 +93,20 @@ impl Drop for Accepting {
     }
 }
 
+/// A connection whose peer has not completed it yet.
+struct Unproven {
+    number: u64,
+    stream: Arc<Stream>,
+    answer: Withdrawal,
+}
+
+impl Unproven {
+    fn end(self) {
+        self.answer.withdraw();
+        self.stream.end();
+    }
+}
+
 struct Acceptor {
     socket: Weak<Stream>,
     listeners: Listeners,
@@ -103,7 +117,7 @@ struct Acceptor {
     waiting: usize,
     /// The number of waiting connections from which on the thread accepts no further requests.
     most_waiting: usize,
-    unproven: VecDeque<(u64, Arc<Stream>)>,
+    unproven: VecDeque<Unproven>,
     attempts: u64,
     tell: Sender<News>,
 }
@@ -125,7 +139,7 @@ impl Acceptor {
         }
         // The listeners are dropped first: they refuse requests that still arrive.
         drop(self.listeners);
-        self.unproven.iter().for_each(|(_, stream)| stream.end());
+        self.unproven.into_iter().for_each(Unproven::end);
     }
 
     /// Asks each listener for its next request while there is room for connections. Further requests stay in the listeners,
@@ -168,8 +182,14 @@ impl Acceptor {
         };
         self.attempts += 1;
         let (number, tell, made) = (self.attempts, self.tell.clone(), Arc::downgrade(&stream));
-        self.unproven.push_back((number, stream));
-        let accepted = incoming.accept(&qp, options);
+        let Ok((accepted, answer)) = incoming.begin_accept(&qp, options) else {
+            return stream.end();
+        };
+        self.unproven.push_back(Unproven {
+            number,
+            stream,
+            answer,
+        });
         accepted.on_done(move |done| {
             Stream::established(&made, done, conn_data);
             let _ = tell.send(News::Ended(number));
@@ -178,14 +198,15 @@ impl Acceptor {
 
     fn give_up_oldest(&mut self) -> bool {
         let oldest = self.unproven.pop_front();
-        oldest.map(|(_, stream)| stream.end()).is_some()
+        oldest.map(Unproven::end).is_some()
     }
 
     fn hand_over(&mut self, number: u64) {
-        let place = self.unproven.iter().position(|(one, _)| *one == number);
-        let Some((_, stream)) = place.and_then(|place| self.unproven.remove(place)) else {
+        let place = self.unproven.iter().position(|one| one.number == number);
+        let Some(one) = place.and_then(|place| self.unproven.remove(place)) else {
             return;
         };
+        let stream = one.stream;
         match self.socket.upgrade().filter(|_| stream.is_open()) {
             Some(socket) => {
                 self.waiting += 1;

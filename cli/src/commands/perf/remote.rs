@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
-use polyverbs::{Completion, Device, PathOptions, RemoteAddress, Started, wr};
+use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
+use polyverbs::{Completion, Device, PathOptions, RemoteAddress, wr};
 use polyverbs_benches::ping_pong::{Player, SendPattern};
 use polyverbs_benches::rig::{PEERS, Rig};
 use polyverbs_benches::side::{Side, check};
@@ -24,7 +24,7 @@ use super::{Job, Test};
 use crate::interrupt::{self, Ending};
 use crate::output::{complain, count, say};
 use crate::transfer::network::refusal;
-use crate::transfer::peers::{LEAST, Peer, Peers, refuse};
+use crate::transfer::peers::{Accepting, LEAST, Peer, Peers, refuse};
 
 /// Prefix of the private data of a request.
 const MAGIC: &[u8; 8] = b"polyprf2";
@@ -469,7 +469,7 @@ fn accept<'m>(
     memory: &'m Memory,
     incoming: Incoming,
     give_up: &mut dyn FnMut() -> bool,
-) -> anyhow::Result<(Measured<'m>, Started<Connection, ConnectError>)> {
+) -> anyhow::Result<Accepting<Measured<'m>>> {
     let Some((test, size)) = asked(incoming.private_data()) else {
         refuse(incoming, "that is no measurement of this version");
         anyhow::bail!("the peer did not say what to measure");
@@ -494,14 +494,14 @@ fn accept<'m>(
     let mut answer = MAGIC.to_vec();
     answer.extend(remote.to_bytes());
     let options = options().private_data(&answer);
-    let accepting = incoming.accept(&end.side.qp, options);
+    let (accepting, answer) = incoming.begin_accept(&end.side.qp, options)?;
     let measured = Measured {
         end,
         test,
         size,
         _share,
     };
-    Ok((measured, accepting))
+    Ok((measured, accepting, answer))
 }
 
 impl Measured<'_> {

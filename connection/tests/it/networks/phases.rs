@@ -360,6 +360,26 @@ fn a_withdrawn_request_can_no_longer_be_accepted() {
     });
 }
 
+// covers 5.13
+#[test]
+fn a_withdrawn_answer_is_ended_before_the_peer_completes() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let begun = incoming.begin_accept(&far, ConnectionOptions::new());
+        let (accepted, answer) = begun.unwrap();
+        let pending = ends.end(asked);
+        assert!(answer.withdraw());
+        assert!(!answer.withdraw());
+        let canceled = ConnectError::Verb(VerbError::Canceled);
+        assert_eq!(ends.error(accepted), canceled);
+        // The manager does not wait for the peer, which may not exist.
+        ends.wait_for_ends_heard(1);
+        let error = ends.error(pending.complete());
+        assert!(is_gone(&error), "{error}");
+    });
+}
+
 #[test]
 fn an_end_that_the_peer_does_not_confirm_has_timed_out() {
     on(&[Flavour::IbUdp], |ends| {

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::GroupOptions;
 use super::local::Connection;
+use super::{GroupOptions, accept_range};
 use crate::fork::Unshared;
 use crate::sockets::udp::{UdpSocket, is_passing};
 
@@ -47,7 +47,9 @@ impl SocketStore {
     ) -> io::Result<()> {
         for number in 0..count {
             if self.socket(number, options)?.is_none() {
-                self.add(&common.bind_next(&options.udp)?)?;
+                let socket = common.bind_next(&options.udp)?;
+                accept_range(&socket, number as u32);
+                self.add(&socket)?;
             }
         }
         Ok(())

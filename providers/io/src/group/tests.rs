@@ -67,6 +67,20 @@ fn datagrams_to_no_range_arrive_at_the_common_socket() {
     assert_eq!(arrivals(lease.common()).len(), 4);
 }
 
+#[test]
+fn datagrams_for_no_process_reach_none() {
+    let lease = Lease::join(options(47_012)).unwrap();
+    let flows = flows(&lease);
+    let own = bth(lease.range().first());
+    // The kernel chooses the socket for a range without one by the sender's port, among others.
+    for range in lease.range().index() as u32 + 1..64 {
+        send(&flows, lease.address(), &bth(range << QpnRange::SHIFT));
+    }
+    send(&flows, lease.address(), &own);
+    assert_eq!(arrivals(lease.socket()), [own]);
+    assert!(arrivals(lease.common()).is_empty());
+}
+
 /// A management datagram of a class to QP 1, from one communication id to another.
 fn management(class: u8, attribute: u8, from: u32, to: u32) -> Vec<u8> {
     let mut datagram = [&bth(1)[..], &[0; 8 + 256]].concat();

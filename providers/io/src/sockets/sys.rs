@@ -235,12 +235,25 @@ const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
 /// Attaches a socket filter to the group of sockets that share this one's port. It chooses the socket that gets a datagram
 /// (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
+    attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+}
+
+/// Attaches a socket filter to one socket, which gets only the datagrams that the filter accepts (`SO_ATTACH_FILTER`).
+pub(crate) fn filter(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
+    attach(fd, libc::SO_ATTACH_FILTER, program)
+}
+
+fn attach(
+    fd: BorrowedFd<'_>,
+    option: libc::c_int,
+    program: &[libc::sock_filter],
+) -> io::Result<()> {
     let named = Program {
         length: program.len() as u16,
         between: [0; size_of::<usize>() - 2],
         instructions: program.as_ptr(),
     };
-    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &named)
+    set_option(fd, libc::SOL_SOCKET, option, &named)
 }
 
 fn done(answer: libc::c_int) -> io::Result<()> {
