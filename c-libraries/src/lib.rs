@@ -150,3 +150,8 @@ interpose! { "polyverbs_open_issm" => devices::open_issm in polyverbs_libibumad 
 interpose! { "polyverbs_sigaction" => signals::sigaction }
 #[cfg(target_arch = "x86_64")]
 interpose! { "polyverbs_signal" => signals::signal }
+
+/// Runs when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = polyverbs_libibverbs::first_thread::notice_its_end;

@@ -102,6 +102,42 @@ static void folders(void)
 	MUST(inotify_add_watch(watch, CLASS, IN_CREATE) >= 0 && close(watch) == 0 && close(folder) == 0);
 }
 
+static int times(DIR *folder, const char *name)
+{
+	struct dirent *entry;
+	int found = 0;
+
+	errno = 0;
+	while ((entry = readdir(folder)) != NULL)
+		found += strcmp(entry->d_name, name) == 0 && entry->d_type == DT_DIR && entry->d_ino != 0;
+	MUST(errno == 0 && readdir(folder) == NULL);
+	return found;
+}
+
+static void parents(void)
+{
+	DIR *class = opendir("/sys/class"), *other = opendir("/sys/class"), *devices = opendir("/dev"), *root = opendir("/");
+	struct dirent entry, *found;
+	int seen = 0;
+	glob_t globbed = { 0 };
+
+	MUST(class != NULL && other != NULL && devices != NULL && root != NULL);
+	MUST(times(class, "infiniband") == 1 && times(other, "infiniband_verbs") == 1 && times(devices, "infiniband") == 1);
+	rewinddir(class);
+	MUST(times(class, "infiniband") == 1);
+	rewinddir(class);
+	// The folder for management datagrams is there only where a program has a node of a fabric.
+	MUST(times(class, "infiniband_mad") == 0 && times(root, "infiniband") == 0);
+	rewinddir(class);
+	while (readdir_r(class, &entry, &found) == 0 && found != NULL)
+		seen += strcmp(entry.d_name, "infiniband") == 0;
+	MUST(seen == 1);
+	closedir(class), closedir(other), closedir(devices), closedir(root);
+	MUST(glob("/sys/class/infiniban*/ib0", 0, NULL, &globbed) == 0 && globbed.gl_pathc == 1);
+	globfree(&globbed);
+	MUST(system("test $(ls /sys/class /dev | grep -c '^infiniband$') = 2") == 0);
+}
+
 static void answers(void)
 {
 	char text[PATH_MAX], link[64];
@@ -210,6 +246,7 @@ int main(void)
 	names();
 	attributes();
 	folders();
+	parents();
 	answers();
 	from_within();
 	MUST(nftw(CLASS, sees, 8, FTW_PHYS) == 0 && files == 2);

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -344,6 +345,29 @@ static void leave_nothing(const char *file)
 	MUST(descriptors(file) < before + 32);
 }
 
+static int has_first_ended(void)
+{
+	char name[64], text[512] = "";
+	FILE *about;
+
+	sprintf(name, "/proc/self/task/%d/stat", getpid());
+	MUST((about = fopen(name, "r")) != NULL && fgets(text, sizeof text, about) != NULL && fclose(about) == 0);
+	return strstr(text, ") Z") != NULL;
+}
+
+static void *goes_on(void *unused)
+{
+	while (!has_first_ended())
+		sched_yield();
+	exchange();
+	return NULL;
+}
+
+static void say_so(void)
+{
+	puts("all well");
+}
+
 __attribute__((constructor)) static void before_main(int count, char **arguments)
 {
 	if (strcmp(arguments[1], "before") == 0) {
@@ -359,6 +383,13 @@ int main(int count, char **arguments)
 	if (strcmp(part, "after") == 0) {
 		MUST(atexit(end_and_make) == 0);
 		make();
+	} else if (strcmp(part, "first") == 0) {
+		pthread_t thread;
+
+		MUST(atexit(say_so) == 0);
+		make();
+		MUST(pthread_create(&thread, NULL, goes_on, NULL) == 0);
+		pthread_exit(NULL);
 	} else if (strcmp(part, "thread") == 0) {
 		thread_ends();
 	} else if (strcmp(part, "cancelled") == 0) {

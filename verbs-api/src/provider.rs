@@ -39,7 +39,7 @@ pub use crate::as_any::{AsAny, own, own_in_layers};
 pub use crate::contract::{
     AgentOps, AgentSink, CompletionSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange,
     MrInit, MrOps, MwOps, PdOps, PostOps, QpInit, QpOps, SrqInit, SrqOps, backend, carrier,
-    modify_in_turn, start_thread, wait_for_threads,
+    modify_in_turn, only_started_threads_are_left, start_thread, wait_for_threads,
 };
 pub use crate::control::{
     Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,

@@ -19,6 +19,7 @@ pub mod entry;
 pub mod errno;
 pub mod events;
 pub mod faults;
+pub mod first_thread;
 pub mod interface;
 pub mod kept;
 pub mod mr;

@@ -68,7 +68,7 @@ pub(crate) fn without_root(path: &[u8]) -> Option<&[u8]> {
 }
 
 /// An absolute path as the program sees it, without `.`, `..` and doubled slashes. The root directory has length 0.
-struct Absolute {
+pub(crate) struct Absolute {
     bytes: [u8; LONGEST],
     length: usize,
 }
@@ -81,7 +81,7 @@ impl Absolute {
         }
     }
 
-    fn path(&self) -> &[u8] {
+    pub(crate) fn path(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
@@ -121,7 +121,7 @@ impl Absolute {
     }
 
     /// The path, as the program sees it, of an open directory; `None` if the system does not report it or it is too long.
-    fn of(folder: c_int) -> Option<Self> {
+    pub(crate) fn of(folder: c_int) -> Option<Self> {
         let mut link = [0; 32];
         let name = match folder {
             libc::AT_FDCWD => c"/proc/self/cwd",

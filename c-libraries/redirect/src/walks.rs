@@ -7,6 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::{mem, ptr};
 
 use crate::answers::strip;
+use crate::lists;
 use crate::next::{Next, call, text};
 use crate::paths::{self, LONGEST, Room, redirect, root, without_root};
 
@@ -39,8 +40,8 @@ macro_rules! globs {
             // SAFETY: the C library's function of this name, which has these arguments.
             unsafe {
                 if let Some(found) = found.as_mut().filter(|_| flags & libc::GLOB_ALTDIRFUNC == 0) {
-                    found.closedir = libc::closedir as *const c_void;
-                    found.readdir = libc::readdir as *const c_void;
+                    found.closedir = lists::closedir as *const c_void;
+                    found.readdir = lists::readdir as *const c_void;
                     found.opendir = paths::opendir as *const c_void;
                     found.lstat = paths::lstat as *const c_void;
                     found.stat = paths::stat as *const c_void;

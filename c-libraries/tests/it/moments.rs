@@ -41,6 +41,11 @@ fn a_thread_that_is_ending_uses_the_libraries() {
 }
 
 #[test]
+fn a_process_ends_when_the_program_has_no_thread_left() {
+    all_is_well("first");
+}
+
+#[test]
 fn no_descriptor_of_a_call_or_of_the_trace_outlives_the_call() {
     all_is_well("descriptors");
 }

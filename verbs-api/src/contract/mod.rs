@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use carrier::Carrier;
 pub use extension::{QpExtension, QpShape, SrqExtension};
-pub use thread::{start_thread, wait_for_threads};
+pub use thread::{only_started_threads_are_left, start_thread, wait_for_threads};
 
 use crate::access::Access;
 use crate::ah::AhOps;

@@ -1,5 +1,6 @@
 //! Threads of this library and of providers, in a program that does not know of them.
 
+use std::fs;
 use std::io;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -30,8 +31,8 @@ pub fn start_thread<T: Send + 'static>(
     let mut blocked = SigSet::all();
     FAULTS.into_iter().for_each(|signal| blocked.remove(signal));
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let running = Running::new();
     let starting = STARTING.lock();
+    let running = Running::new();
     let started = Builder::new().name(name.to_owned()).spawn(move || {
         let _running = running;
         body()
@@ -41,7 +42,7 @@ pub fn start_thread<T: Send + 'static>(
     started
 }
 
-/// Held while a thread is created, so that no other thread forks meanwhile. The GNU C library reuses the stack of a thread that
+/// Held while a thread is counted and created, so that no other thread forks or compares the counts meanwhile. The GNU C library reuses the stack of a thread that
 /// has ended: it frees the old thread-local values, then forgets them. A child that was forked between the two steps would free
 /// them again when it creates a thread, and abort.
 static STARTING: ForkLock<()> = ForkLock::new(());
@@ -78,6 +79,28 @@ impl Drop for Running {
 pub fn wait_for_threads(most: Duration) -> bool {
     let running = THREADS.running.lock();
     *(THREADS.ended).wait_timeout_while(running, most, |running| *running > 0) == 0
+}
+
+/// Returns whether the first thread of this process has ended, by `pthread_exit`, and [`start_thread`] has started all threads
+/// that have not. The program then has no thread left. The answer is `false` too where the system does not show the threads.
+pub fn only_started_threads_are_left() -> bool {
+    let _none_starts = STARTING.lock();
+    has_first_ended()
+        && fs::read_dir("/proc/self/task").is_ok_and(|threads| {
+            // The system lists the first thread until the process ends.
+            threads.count() <= *THREADS.running.lock() + 1
+        })
+}
+
+fn has_first_ended() -> bool {
+    let about = fs::read_to_string(format!("/proc/self/task/{}/stat", std::process::id()));
+    // The state follows the name of the program, which may contain any character.
+    about.is_ok_and(|about| {
+        about
+            .rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.starts_with(" Z"))
+    })
 }
 
 #[cfg(test)]
