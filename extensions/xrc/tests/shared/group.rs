@@ -1,90 +1,23 @@
 //! Domains that the processes at one address share. Here each of them is a device of its own in one process, with a range of
-//! numbers of its own; `processes.rs` has real ones.
-
-// This crate is linked so that devices have the features of base memory management.
-use bmme as _;
+//! numbers of its own; `processes` has real ones.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use emulated_ib::{InfiniBand, OnWire, WireOptions};
-use polyverbs_engine::device::DeviceOptions;
 use test_kit::waiting::until;
-use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
-    Access, Completion, Context, Cq, Device, ErrorKind, Memory, Mr, PathOptions, Pd, Qp, QpOptions,
-    Requirements, SrqOptions, VerbError, WcStatus,
+    Access, Completion, ErrorKind, PathOptions, Qp, QpOptions, SrqOptions, VerbError, WcStatus,
     completion::WcOpcode,
     wr::{self, ReceiveRequest, WorkRequest},
 };
-use xrc::{OpenXrcd, Xrc, XrcSrq, Xrcd, remote_srqn};
+use xrc::{OpenXrcd, XrcSrq, Xrcd, remote_srqn};
 
-const ADDRESS: &str = "127.0.7.1";
-const SIZE: usize = 1 << 20;
+use crate::node::Node;
 
-/// A device at an address, as one process has it.
-struct Node {
-    _wire: OnWire,
-    _context: Context,
-    xrc: Xrc,
-    pd: Pd,
-    cq: Cq,
-    memory: Memory,
-    mr: Mr,
-}
-
-impl Node {
-    fn new(port: u16, memory: bool) -> Self {
-        let mut options = WireOptions::new(format!("{ADDRESS}:{port}").parse().unwrap());
-        options.link.memory = memory;
-        let driver = |address| InfiniBand {
-            name: format!("ib at {ADDRESS}"),
-            address,
-            windows_2a: false,
-            management: None,
-            subnet: None,
-        };
-        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
-        let device = Device::of(wire.device.clone() as std::sync::Arc<dyn DeviceOps>);
-        let context = device
-            .open(&Requirements::everything_of(&device.attributes()))
-            .unwrap();
-        let xrc = context.extension().unwrap();
-        let pd = context.alloc_pd().wait().unwrap();
-        let cq = context.create_cq(1024).wait().unwrap();
-        let memory = Memory::zeroed(SIZE).unwrap();
-        let rights = Access::LOCAL_WRITE
-            | Access::REMOTE_WRITE
-            | Access::REMOTE_READ
-            | Access::REMOTE_ATOMIC;
-        let mr = pd.register(&memory, rights).wait().unwrap();
-        Self {
-            _wire: wire,
-            _context: context,
-            xrc,
-            pd,
-            cq,
-            memory,
-            mr,
-        }
-    }
-
-    fn take(&self, count: usize) -> Vec<Completion> {
-        let mut taken = Vec::new();
-        until(|| {
-            let mut slot = [Completion::default()];
-            if !self.cq.poll(&mut slot).unwrap().is_empty() {
-                taken.extend(slot);
-            }
-            taken.len() >= count
-        });
-        taken
-    }
-
-    fn domain(&self, how: OpenXrcd<'_>) -> Result<Xrcd, VerbError> {
-        self.xrc.open(how).wait()
-    }
+fn node(port: u16, memory: bool) -> Node {
+    Node::new(SocketAddr::from(([127, 0, 7, 1], port)), memory, "none")
 }
 
 /// A process that has a shared receive queue in the domain.
@@ -96,7 +29,7 @@ struct Receiver {
 
 impl Receiver {
     fn new(port: u16, memory: bool, file: &File) -> Self {
-        let node = Node::new(port, memory);
+        let node = node(port, memory);
         let domain = node.domain(OpenXrcd::of(file.as_fd()).create()).unwrap();
         let srq = domain
             .create_srq(&node.pd, SrqOptions::new(64), &node.cq)
@@ -135,7 +68,7 @@ impl Lab {
     fn new(port: u16, memory: bool) -> Self {
         let file = tempfile::tempfile().unwrap();
         let receivers = [(); 3].map(|()| Receiver::new(port, memory, &file));
-        let node = Node::new(port, memory);
+        let node = node(port, memory);
         let options = QpOptions::rc(&node.cq).with(&node.xrc).sq_sig_all();
         let initiator = node.pd.create_qp(options).wait().unwrap();
         let target = receivers[0].domain.create_target().wait().unwrap();
@@ -178,7 +111,7 @@ fn octets(length: usize, seed: usize) -> Vec<u8> {
 fn processes_at_an_address_share_the_domain_of_a_file() {
     let file = tempfile::tempfile().unwrap();
     let of = || OpenXrcd::of(file.as_fd());
-    let [one, other] = [(); 2].map(|()| Node::new(48_001, true));
+    let [one, other] = [(); 2].map(|()| node(48_001, true));
     let kind = |refused: Result<Xrcd, VerbError>| refused.unwrap_err().kind();
     assert_eq!(kind(one.domain(of())), ErrorKind::InvalidArgument);
     let first = one.domain(of().create().exclusive()).unwrap();
@@ -195,7 +128,7 @@ fn processes_at_an_address_share_the_domain_of_a_file() {
     assert_eq!(kind(other.domain(of())), ErrorKind::InvalidArgument);
     // A process at another address has a domain of its own.
     let first = one.domain(of().create()).unwrap();
-    let away = Node::new(48_002, true);
+    let away = node(48_002, true);
     assert_eq!(kind(away.domain(of())), ErrorKind::InvalidArgument);
     drop(first);
 }
