@@ -1,4 +1,4 @@
-//! XRC domains of emulated devices: one per device and file, within one process.
+//! XRC domains of emulated devices: one per device and file, which the processes at the device's address share.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,28 +6,33 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use polyverbs_engine::emulation::{Target, Targets};
+use polyverbs_engine::emulation::{DomainId, Domains, Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_io::Name;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
-use verbs_api::provider::{Mutex, PerProcess, forks};
-use verbs_api::{VerbError, objects::DeviceId};
+use verbs_api::provider::carrier::Carrier;
+use verbs_api::provider::{MadeOnce, Mutex, PerProcess, forks, random};
+use verbs_api::{Context, VerbError, objects::DeviceId};
 
 use crate::opening::{FileId, OpenXrcd};
 use crate::target::SharedTarget;
 
 /// An XRC domain of an emulated device: its shared receive queues and its targets, each by number.
 pub(crate) struct Domain {
+    me: Weak<Self>,
+    /// The identity by which other processes at the device's address know the domain; `None` if they cannot have it.
+    id: Option<DomainId>,
     contents: Mutex<Contents>,
-    // Held while the domain lives: no other process has a domain of this file meanwhile.
-    _claim: Option<Claim>,
 }
 
 #[derive(Default)]
 struct Contents {
     opened: usize,
+    /// What shows other processes that this one has the domain, until the last opening and the last object have gone.
+    hold: Option<Hold>,
     srqs: HashMap<u32, (ObjectId, Arc<Target>)>,
     targets: HashMap<u32, Arc<SharedTarget>>,
 }
@@ -41,27 +46,54 @@ struct Known {
 // A child of a fork has none of its parent's domains. What its parent claims it finds claimed, as any other process does.
 static KNOWN: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
 static CLAIMS: PerProcess<Mutex<HashMap<FileId, Claimed>>> = PerProcess::new(Mutex::default);
-static NUMBERS: AtomicU32 = AtomicU32::new(1);
-
-/// The largest number of a shared receive queue: 24 bits. 0 is invalid.
-const LAST_NUMBER: u32 = 0xff_ffff;
+static NEXT: MadeOnce<AtomicU32> = MadeOnce::new();
 
 impl Domain {
     /// Creates a domain that cannot be opened again.
     pub(crate) fn anonymous() -> Arc<Self> {
-        Self::new(None)
+        Self::new(None, None)
     }
 
-    /// Opens or creates the domain of a file on a device, as `how` says. A name of the file that another process has given up may
-    /// remain taken, because a child of a fork still has it: this waits for that child, but no longer than `patience`.
+    /// Opens or creates the domain of a file on a device, as `how` says. `group` are the processes at the device's address. A name
+    /// that another process has given up may remain taken, because a child of a fork still has it: this waits for that child, but
+    /// no longer than `patience`.
     pub(crate) fn of_file(
         device: DeviceId,
         file: FileId,
         how: OpenXrcd<'_>,
+        group: Option<&Group>,
         patience: Duration,
     ) -> Result<Arc<Self>, VerbError> {
-        // Checked before the flags: a domain of another process is not taken for none. No lock is held while this waits.
-        let claim = Claim::of(file, patience)?;
+        match group {
+            None => {
+                // Checked before the flags: a domain of another process is not taken for none. No lock is held while this
+                // waits.
+                let claim = Claim::of(file, patience)?;
+                Self::here_or_new(device, file, how, None, || Ok(Some(Hold::Claim(claim))))
+            }
+            Some(group) => {
+                // No other process opens or creates the domain meanwhile.
+                let _opening = group.begin(file, patience)?;
+                let exists = group.has_domain(file);
+                let join = || match exists {
+                    true if how.create && how.exclusive => Err(exists_already()),
+                    false if !how.create => Ok(None),
+                    _ => group.join(file, patience).map(Hold::Member).map(Some),
+                };
+                Self::here_or_new(device, file, how, Some(file.bytes()), join)
+            }
+        }
+    }
+
+    // Opens the domain of a file that this process has on the device, or makes one with what `hold` returns. `hold` returns
+    // nothing if there is no domain of another process, and none is to be created.
+    fn here_or_new(
+        device: DeviceId,
+        file: FileId,
+        how: OpenXrcd<'_>,
+        id: Option<DomainId>,
+        hold: impl FnOnce() -> Result<Option<Hold>, VerbError>,
+    ) -> Result<Arc<Self>, VerbError> {
         let mut known = KNOWN.lock();
         // A thread may hold a reference for a moment after the domain has ended.
         known.retain(|one| one.domain.upgrade().is_some_and(|domain| domain.is_there()));
@@ -70,16 +102,22 @@ impl Domain {
             .find(|one| one.device == device && one.file == file)
             .and_then(|one| one.domain.upgrade());
         match domain {
-            Some(_) if how.create && how.exclusive => Err(VerbError::argument(
-                "oflags",
-                "the file has a domain already, and a new one was asked for",
-            )),
+            Some(_) if how.create && how.exclusive => Err(exists_already()),
             Some(domain) => {
                 domain.contents.lock().opened += 1;
                 Ok(domain)
             }
-            None if how.create => {
-                let domain = Self::new(Some(claim));
+            None => {
+                let hold = match hold()? {
+                    Some(hold) if how.create || matches!(hold, Hold::Member(_)) => hold,
+                    _ => {
+                        return Err(VerbError::argument(
+                            "oflags",
+                            "the file has no domain, and none was to be created",
+                        ));
+                    }
+                };
+                let domain = Self::new(Some(hold), id);
                 known.push(Known {
                     device,
                     file,
@@ -87,21 +125,19 @@ impl Domain {
                 });
                 Ok(domain)
             }
-            None => Err(VerbError::argument(
-                "oflags",
-                "the file has no domain, and none was to be created",
-            )),
         }
     }
 
-    fn new(claim: Option<Claim>) -> Arc<Self> {
+    fn new(hold: Option<Hold>, id: Option<DomainId>) -> Arc<Self> {
         let contents = Contents {
             opened: 1,
+            hold,
             ..Contents::default()
         };
-        Arc::new(Self {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            id,
             contents: Mutex::new(contents),
-            _claim: claim,
         })
     }
 
@@ -115,6 +151,7 @@ impl Domain {
             }
         }
         contents.opened -= 1;
+        contents.release();
         Ok(())
     }
 
@@ -122,25 +159,42 @@ impl Domain {
     pub(crate) fn forget_opening(&self) {
         let mut contents = self.contents.lock();
         contents.opened = contents.opened.saturating_sub(1);
+        contents.release();
     }
 
-    /// Adds a shared receive queue to the domain; returns its number.
+    /// Adds a shared receive queue to the domain; returns its number, which is one of its device's `numbers`.
     pub(crate) fn add_srq(
         &self,
         id: ObjectId,
+        (first, end): (u32, u32),
         target: impl Fn(u32) -> Target,
     ) -> Result<u32, VerbError> {
+        // Processes begin with different numbers, so that a queue does not get the number of one that has just gone with its
+        // process.
+        let next = NEXT.get_or_make(|| AtomicU32::new(random() as u32));
+        let count = end.saturating_sub(first).max(1);
         let mut contents = self.contents.lock();
-        let number = (0..LAST_NUMBER)
-            .map(|_| NUMBERS.fetch_add(1, Ordering::Relaxed) % LAST_NUMBER + 1)
+        let number = (0..count)
+            .map(|_| first + next.fetch_add(1, Ordering::Relaxed) % count)
             .find(|number| !contents.srqs.contains_key(number))
             .ok_or(VerbError::Resources("numbers of shared receive queues"))?;
         contents.srqs.insert(number, (id, Arc::new(target(number))));
         Ok(number)
     }
 
+    /// Makes the domain known to a device that shares its address with other processes, so that requests which these receive
+    /// reach the domain's queues.
+    pub(crate) fn publish(&self, to: &Domains) {
+        if let Some(id) = self.id {
+            to.add(id, self.me.clone());
+        }
+    }
+
     pub(crate) fn remove_srq(&self, number: u32) {
-        let removed = self.contents.lock().srqs.remove(&number);
+        let mut contents = self.contents.lock();
+        let removed = contents.srqs.remove(&number);
+        contents.release();
+        drop(contents);
         drop(removed);
     }
 
@@ -149,7 +203,10 @@ impl Domain {
     }
 
     pub(crate) fn remove_target(&self, qpn: u32) {
-        let removed = self.contents.lock().targets.remove(&qpn);
+        let mut contents = self.contents.lock();
+        let removed = contents.targets.remove(&qpn);
+        contents.release();
+        drop(contents);
         drop(removed);
     }
 
@@ -159,12 +216,29 @@ impl Domain {
 
     // The domain exists until all openings are closed and no object lives.
     fn is_there(&self) -> bool {
-        let contents = self.contents.lock();
-        contents.opened > 0 || contents.holders().next().is_some()
+        self.contents.lock().is_there()
     }
 }
 
+fn exists_already() -> VerbError {
+    VerbError::argument(
+        "oflags",
+        "the file has a domain already, and a new one was asked for",
+    )
+}
+
 impl Contents {
+    fn is_there(&self) -> bool {
+        self.opened > 0 || self.holders().next().is_some()
+    }
+
+    // Shows other processes that this one no longer has the domain, if that is so.
+    fn release(&mut self) {
+        if !self.is_there() {
+            self.hold = None;
+        }
+    }
+
     // Live objects of the domain.
     fn holders(&self) -> impl Iterator<Item = Holder> {
         let holder = |kind| move |id| Holder::new(kind, id);
@@ -187,6 +261,16 @@ impl Targets for Domain {
             .get(&number)
             .map(|(_, target)| Arc::clone(target))
     }
+
+    fn all(&self) -> Vec<Arc<Target>> {
+        let contents = self.contents.lock();
+        let targets = contents.srqs.values().map(|(_, target)| target);
+        targets.cloned().collect()
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        self.id
+    }
 }
 
 impl fmt::Debug for Domain {
@@ -194,6 +278,74 @@ impl fmt::Debug for Domain {
         f.debug_struct("Domain").finish_non_exhaustive()
     }
 }
+
+/// What shows other processes that this one has a domain. It ends with the process, however that ends.
+enum Hold {
+    /// The device has no address: no other process may have a domain of the file.
+    Claim(#[allow(dead_code, reason = "held until it is dropped")] Claim),
+    /// The processes at the device's address share the domain, and each has a name that says so.
+    Member(#[allow(dead_code, reason = "held until it is dropped")] Name),
+}
+
+/// The processes at one address, and the place of this device among them.
+pub(crate) struct Group {
+    name: String,
+    member: u32,
+    members: u32,
+}
+
+impl Group {
+    /// Returns the group of a device; `None` if no other process shares its address.
+    pub(crate) fn of(context: &Context) -> Option<Self> {
+        let Carrier::Datagrams(port) = context.carrier()? else {
+            return None;
+        };
+        // Each member has the communication IDs of its range, and so a number.
+        let (first, bits) = port.communication_ids();
+        Some(Self {
+            name: port.group()?,
+            member: first >> bits,
+            members: 1 << (u32::BITS - bits),
+        })
+    }
+
+    fn prefix(&self, file: FileId) -> String {
+        format!("polyverbs/xrc/{}/{file}", self.name)
+    }
+
+    fn member(&self, file: FileId, number: u32) -> String {
+        format!("{}/{number}", self.prefix(file))
+    }
+
+    // Waits until no other process opens or creates the domain of the file.
+    fn begin(&self, file: FileId, patience: Duration) -> Result<Name, VerbError> {
+        let (name, begun) = (format!("{}/opening", self.prefix(file)), Instant::now());
+        loop {
+            match Name::take(&name, patience) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    if begun.elapsed() >= patience {
+                        return Err(VerbError::os("opening of a domain", error));
+                    }
+                    thread::sleep(PAUSE);
+                }
+                taken => return taken.map_err(|error| VerbError::os("opening of a domain", error)),
+            }
+        }
+    }
+
+    // Returns whether a member has the domain of the file.
+    fn has_domain(&self, file: FileId) -> bool {
+        (0..self.members).any(|member| Name::is_taken(&self.member(file, member)))
+    }
+
+    fn join(&self, file: FileId, patience: Duration) -> Result<Name, VerbError> {
+        let name = Name::take(&self.member(file, self.member), patience);
+        name.map_err(|error| VerbError::os("opening of a domain", error))
+    }
+}
+
+/// How long a process waits before it looks again whether another one has opened its domain.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Proves that this process owns the domain of a file: it holds a name that contains the file's identity, and no other process
 /// can hold that name meanwhile. The system frees the name when the process ends in any way.
@@ -265,20 +417,19 @@ fn elsewhere(process: Option<u32>) -> VerbError {
         format!("process {number}")
     });
     VerbError::UnsupportedHere(format!(
-        "a domain that {process} has: emulated devices share domains within one process"
+        "a domain that {process} has: a device without an address shares domains within one process"
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::thread;
 
     use emulated_ib::InfiniBand;
     use polyverbs_engine::device::{Device as Engine, DeviceOptions};
     use polyverbs_io::sim::Simulation;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
-    use verbs_api::{Context, Device, Requirements, ids::LinkAddress};
+    use verbs_api::{Device, Requirements, ids::LinkAddress};
 
     use super::*;
 
@@ -307,7 +458,7 @@ mod tests {
             exclusive,
             ..OpenXrcd::anonymous()
         };
-        Domain::of_file(context.device_id(), file, how, patience)
+        Domain::of_file(context.device_id(), file, how, None, patience)
     }
 
     // The thread that answered a request may hold a reference until the thread ends.

@@ -50,10 +50,9 @@ impl Emulation for InSoftware {
             .held()
             .get()
             .ok_or_else(|| VerbError::argument("xrcd", "made by Xrcd"))?;
-        let number = domain.add_srq(queue.id, |number| Target {
-            number,
-            srq: Arc::clone(&queue.srq),
-            cq: Arc::clone(&queue.cq),
+        domain.publish(&queue.domains);
+        let number = domain.add_srq(queue.id, queue.numbers, |number| {
+            Target::new(number, Arc::clone(&queue.srq), Arc::clone(&queue.cq))
         })?;
         Ok(Box::new(SrqInDomain {
             domain: Arc::clone(domain),

@@ -18,7 +18,7 @@ use verbs_api::{
 
 #[cfg(feature = "rdma-core")]
 use crate::binding;
-use crate::domain::{Domain, PATIENCE};
+use crate::domain::{Domain, Group, PATIENCE};
 use crate::emulation::TargetOf;
 use crate::opening::{FileId, OpenXrcd, Opening};
 use crate::qp_types::{INITIATOR, Role, TARGET};
@@ -50,8 +50,8 @@ impl Xrc {
     ///
     /// # Errors
     /// The file has no domain and `create` is not set, or it has one and `exclusive` is set; or another process owns the
-    /// domain, which the error names. Emulated devices share domains between the contexts of one process, real ones between
-    /// processes.
+    /// domain, which the error names. Real devices, and emulated ones at an address, share domains between processes; an emulated
+    /// device without an address shares them between the contexts of its process.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(&self, how: OpenXrcd<'_>) -> Started<Xrcd> {
         let (started, outcome) = self.context.begin();
@@ -96,7 +96,11 @@ impl Xrc {
         }
         let domain = match file {
             None => Ok(Domain::anonymous()),
-            Some((_, file)) => Domain::of_file(self.context.device_id(), file, how, PATIENCE),
+            Some((_, file)) => {
+                let group = Group::of(&self.context);
+                let id = self.context.device_id();
+                Domain::of_file(id, file, how, group.as_ref(), PATIENCE)
+            }
         };
         reply.send(domain.map(|domain| Box::new(domain) as _));
     }

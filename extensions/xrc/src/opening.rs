@@ -62,6 +62,14 @@ pub(crate) struct FileId {
 }
 
 impl FileId {
+    /// Returns the identity as bytes, the same in every process.
+    pub(crate) fn bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.device.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.inode.to_be_bytes());
+        bytes
+    }
+
     pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let metadata = File::from(fd.try_clone_to_owned()?).metadata()?;
         Ok(Self {

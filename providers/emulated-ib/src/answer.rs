@@ -144,17 +144,46 @@ pub(crate) fn read_response(
     half: &mut Receiving,
     request: &Header,
     whole: &Payload<'_>,
-    mut offset: usize,
+    offset: usize,
     packets: u32,
     cx: &mut Cx<'_>,
 ) -> usize {
-    let rest = &half.driver.rest;
-    let frame = full_frame(qp, half.driver.mtu_shift, rest.peer_address, rest.peer_qpn);
-    let frame = frame.unwrap_or(usize::MAX);
-    let total = whole.len();
     let end = offset.saturating_add((packets as usize) << half.driver.mtu_shift);
+    let rest = whole.part(offset, whole.len() - offset);
+    read_frames(qp, half, request, &rest, (offset, end), whole.len(), cx)
+}
+
+/// Sends `piece`, the part of the answer to a read that begins at byte `at` of `total`.
+pub(crate) fn read_piece(
+    qp: &Qp,
+    half: &mut Receiving,
+    request: &Header,
+    piece: &Payload<'_>,
+    (at, total): (u32, u32),
+    cx: &mut Cx<'_>,
+) {
+    let (at, total) = (at as usize, total as usize);
+    let end = (at + piece.len()).max(at + 1);
+    read_frames(qp, half, request, piece, (at, end), total, cx);
+}
+
+// Sends frames of the answer to a read of `total` bytes, whose byte `begin` is the first of `rest`, until byte `end` was sent.
+// Returns the offset after the last byte sent.
+fn read_frames(
+    qp: &Qp,
+    half: &mut Receiving,
+    request: &Header,
+    rest: &Payload<'_>,
+    (begin, end): (usize, usize),
+    total: usize,
+    cx: &mut Cx<'_>,
+) -> usize {
+    let mut offset = begin;
+    let peer = &half.driver.rest;
+    let frame = full_frame(qp, half.driver.mtu_shift, peer.peer_address, peer.peer_qpn);
+    let frame = frame.unwrap_or(usize::MAX);
     while offset < end {
-        let length = (total - offset).min(frame);
+        let length = (begin + rest.len() - offset).min(frame);
         let position = Position::of(offset as u64, length as u64, total as u64);
         let psn = request.psn.plus((offset >> half.driver.mtu_shift) as u32);
         emit(
@@ -163,7 +192,7 @@ pub(crate) fn read_response(
             psn,
             Body::ReadResponse(position),
             None,
-            whole.part(offset, length),
+            rest.part(offset - begin, length),
             cx,
         );
         offset += length;

@@ -8,7 +8,7 @@ use polyverbs_engine::claims::check_reach;
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
-use polyverbs_engine::link::Frame;
+use polyverbs_engine::link::{Frame, Note};
 use polyverbs_engine::management::ManagementAgents;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::request::{Op, Request};
@@ -30,7 +30,7 @@ use crate::header::{Body, Header, IpFields};
 use crate::requester::Requester;
 use crate::responder::{Responder, respond};
 use crate::subnet::{self, Subnet};
-use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
+use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, relay, requester};
 
 /// The greatest distance from the expected PSN at which a request whose ICRC could not be verified is accepted.
 const UNVERIFIED_PSN_RANGE: i32 = 1024;
@@ -174,6 +174,10 @@ impl Driver for InfiniBand {
         }
     }
 
+    fn handle_note(device: &Device<Self>, note: Note<'_>, cx: &mut Cx<'_>) {
+        relay::handle_note(device, note, cx);
+    }
+
     fn modify(
         qp: &Qp,
         sending: &mut Sending,
@@ -182,6 +186,9 @@ impl Driver for InfiniBand {
         _: &mut Cx<'_>,
     ) {
         let given = change.given;
+        if matches!(change.to, QpState::Reset | QpState::Err) {
+            relay::end(qp, receiving);
+        }
         let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
         rx.epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);
         let set = |to: &mut u8, from: Option<u8>| *to = from.unwrap_or(*to);

@@ -22,6 +22,7 @@ pub mod management;
 mod operations;
 mod pacing;
 mod provider;
+mod relay;
 pub mod requester;
 pub mod responder;
 pub mod subnet;

@@ -157,6 +157,10 @@ impl ManagementPort for Management {
         (self.link.lease().range().communication(0), 26)
     }
 
+    fn group(&self) -> Option<String> {
+        Some(self.link.lease().group_name())
+    }
+
     fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink> {
         Arc::clone(self.sink.get_or_init(make))
     }

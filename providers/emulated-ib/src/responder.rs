@@ -26,6 +26,7 @@ use crate::answer::{Answer, Refusal};
 use crate::header::{Body, Header, IpFields, Nak, Position, SendExtra, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
+use crate::relay::{self, Relay, Repeats};
 use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
 
 /// The length of the longest message in bytes.
@@ -44,7 +45,7 @@ pub struct Responder {
     pub expected: Psn,
     /// The rights that the queue pair grants to its peer.
     pub access: Access,
-    nak_sent: bool,
+    pub(crate) nak_sent: bool,
     /// log2 of the path MTU in bytes.
     pub mtu_shift: u8,
     inbound: Inbound,
@@ -80,6 +81,8 @@ pub struct ResponderRest {
     pub notified_until: Time,
     // For XRC: the shared receive queue of the current message.
     srqn: u32,
+    /// For XRC: the state of requests that other processes execute, if there was one.
+    pub(crate) relay: Option<Box<Relay>>,
     framed: Option<Box<Framed>>,
 }
 
@@ -107,6 +110,11 @@ impl Responder {
         matches!(self.inbound, Inbound::None)
     }
 
+    /// Notes that the message which is arriving has failed.
+    pub(crate) fn inbound_ends(&mut self) {
+        self.inbound = Inbound::None;
+    }
+
     /// Returns whether no message is incomplete, no NAK is outstanding, and `psn` is the expected packet sequence number.
     #[inline]
     pub fn is_between_messages(&self, psn: Psn) -> bool {
@@ -127,6 +135,8 @@ enum Inbound {
         total: u32,
         received: u32,
     },
+    /// Another process executes the message, which has arrived only in part.
+    Elsewhere,
     /// A part of an unreliable message is missing, so the rest of it is dropped.
     Broken,
 }
@@ -182,14 +192,51 @@ struct Served {
 }
 
 /// A request frame that has arrived. `direct` is the requester's queue pair if it waits for the answer on this thread.
-struct Incoming<'a> {
+pub(crate) struct Incoming<'a> {
     qp: &'a Qp,
     header: &'a Header,
     payload: &'a Payload<'a>,
     direct: Option<&'a Qp>,
+    /// Whether a read or atomic is served at once, and nothing is noted for duplicates of the request.
+    at_once: bool,
 }
 
-impl Incoming<'_> {
+impl<'a> Incoming<'a> {
+    /// A request that a stand-in executes at once.
+    pub(crate) const fn at_once(qp: &'a Qp, header: &'a Header, payload: &'a Payload<'a>) -> Self {
+        Self {
+            qp,
+            header,
+            payload,
+            direct: None,
+            at_once: true,
+        }
+    }
+
+    /// Executes a request whose order and queue were checked. `left` is the number of bytes from the place of a read to the
+    /// end of what the initiator reads.
+    pub(crate) fn execute<'p>(
+        &self,
+        half: &mut Receiving,
+        left: u32,
+        cx: &mut Cx<'p>,
+    ) -> Result<Answer<'p>, Refusal> {
+        match self.header.body {
+            Body::Send(..) | Body::Write(..) => self.message(half, cx),
+            Body::ExtensionRequest(extension, operation) => {
+                self.extension_request(half, (extension, operation), cx)
+            }
+            Body::ReadRequest(remote, _) => {
+                let answer = self.read_or_atomic(half, cx)?;
+                // The whole range is checked with the first piece.
+                check_total(left)?;
+                read_region(self.qp, remote, left, cx)?;
+                Ok(answer)
+            }
+            _ => self.read_or_atomic(half, cx),
+        }
+    }
+
     // Returns the PSN after those of a frame of `length` bytes.
     fn psn_behind(&self, half: &Receiving, length: u64) -> Psn {
         self.header.psn.plus(packets(length, half.driver.mtu_shift))
@@ -428,7 +475,7 @@ impl Incoming<'_> {
         if waiting >= usize::from(rest.max_dest_rd_atomic) {
             return Err(Refusal::INVALID);
         }
-        if self.direct.is_some() {
+        if self.at_once || self.direct.is_some() {
             let (answer, _) = serve(self.qp, self.header.body, cx)?;
             self.arrived(half, length.into());
             return Ok(answer);
@@ -458,7 +505,7 @@ impl Incoming<'_> {
             return Err(Refusal::INVALID);
         }
         let answer = extension::carry_out(self.qp, half.driver.access, numbers, self.payload, cx)?;
-        if self.direct.is_none() {
+        if !self.at_once && self.direct.is_none() {
             note(half, self.header, 0, answer.clone());
         }
         self.arrived(half, 0);
@@ -544,9 +591,13 @@ pub fn respond<'p>(
         header,
         payload,
         direct,
+        at_once: false,
     };
     if qp.qp_type == QpType::Uc {
         incoming.unreliable(half, cx);
+        return Answer::None;
+    }
+    if qp.carries_srqn && relay::keep(qp, half, header, payload) {
         return Answer::None;
     }
     match header.psn.distance_from(half.driver.expected) {
@@ -559,12 +610,17 @@ pub fn respond<'p>(
     if !header.body.is_read_or_atomic() && !serve_waiting(qp, half, cx) {
         return Answer::None;
     }
+    let is_elsewhere = qp.carries_srqn && relay::elsewhere(qp, header).is_some();
     let addressed = match qp.carries_srqn {
+        true if is_elsewhere => address_elsewhere(half, header),
         true => address(qp, half, header),
         false => Ok(()),
     };
     let answered = match header.body {
         _ if addressed.is_err() => addressed.map(|()| Answer::None),
+        // The request is executed after earlier ones, and answered later.
+        _ if is_elsewhere && !serve_waiting(qp, half, cx) => Ok(Answer::None),
+        _ if is_elsewhere => Ok(relay::begin(qp, half, header, payload, Repeats::No)),
         Body::Send(..) | Body::Write(..) => incoming.message(half, cx),
         Body::ExtensionRequest(extension, operation) => {
             incoming.extension_request(half, (extension, operation), cx)
@@ -598,6 +654,7 @@ fn refuse<'p>(
     };
     half.driver.inbound = Inbound::None;
     qp.fail_responder(half, refusal.receive, event, cx);
+    relay::end(qp, half);
     Answer::Nak(refusal.nak, header.psn)
 }
 
@@ -642,6 +699,9 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
             if remote.rkey != first.rkey || !within {
                 return Answer::None;
             }
+            if qp.carries_srqn && relay::elsewhere(qp, header).is_some() {
+                return relay::begin(qp, half, header, &Payload::Empty, Repeats::Yes);
+            }
             let region = match address(qp, half, header) {
                 Ok(()) => read_region(qp, remote, length, cx).map_err(Refusal::from),
                 Err(refusal) => Err(refusal),
@@ -678,6 +738,62 @@ fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal
     half.driver.rest.srqn = number;
     extensions.take_receives_from(Some(target));
     Ok(())
+}
+
+// Checks that another process may be asked to execute the request. That process checks everything else.
+fn address_elsewhere(half: &mut Receiving, header: &Header) -> Result<(), Refusal> {
+    let number = header.xrc.unwrap_or(0);
+    let continues = match header.body {
+        Body::Send(..) | Body::Write(..) => number == half.driver.rest.srqn,
+        _ => false,
+    };
+    if !half.driver.is_between() && !continues {
+        return Err(Refusal::INVALID);
+    }
+    if header.body.is_read_or_atomic() && half.driver.rest.max_dest_rd_atomic == 0 {
+        return Err(Refusal::INVALID);
+    }
+    half.driver.rest.srqn = number;
+    Ok(())
+}
+
+/// Notes that another process has executed the request of a packet with a payload of `length` bytes. Returns its
+/// acknowledge, if one is requested.
+pub(crate) fn arrived_elsewhere<'p>(
+    qp: &Qp,
+    half: &mut Receiving,
+    header: &Header,
+    length: usize,
+) -> Answer<'p> {
+    let payload = Payload::Empty;
+    let incoming = Incoming {
+        qp,
+        header,
+        payload: &payload,
+        direct: None,
+        at_once: false,
+    };
+    let ends = match header.body {
+        Body::Send(position, _) => {
+            half.counters.receives += u64::from(position.ends());
+            position.ends()
+        }
+        Body::Write(position, _, _, immediate) => {
+            half.counters.receives += u64::from(position.ends() && immediate.is_some());
+            position.ends()
+        }
+        _ => true,
+    };
+    half.driver.inbound = match ends {
+        true => Inbound::None,
+        false => Inbound::Elsewhere,
+    };
+    let length = match header.body {
+        Body::Send(..) | Body::Write(..) => length as u64,
+        Body::ReadRequest(_, length) => length.into(),
+        _ => 0,
+    };
+    incoming.arrived(half, length)
 }
 
 // Returns the sender's queue pair, which a completion of a shared receive queue of XRC names.
@@ -792,8 +908,8 @@ fn serve_next(qp: &QpRef, now: Time) {
     }
 }
 
-// Stores an answer for a duplicate of the request.
-fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
+/// Stores an answer for a duplicate of the request.
+pub(crate) fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
     let length = match header.body {
         Body::ReadRequest(_, length) => length,
         _ => 0,

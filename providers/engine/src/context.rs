@@ -250,6 +250,8 @@ impl<D: Driver> PdOps for Pd<D> {
                     id: init.id,
                     srq: Arc::clone(&srq),
                     cq: own(cq, "cq")?,
+                    numbers: pd.device.numbers(),
+                    domains: Arc::clone(&pd.device.domains),
                 };
                 srq.set_name(pd.device.emulations.extend_srq(extension, parts)?);
             }

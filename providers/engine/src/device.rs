@@ -10,9 +10,9 @@ use std::time::Duration;
 use driver::Driver;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpInit};
-use verbs_api::qp::{QpCounters, QpType};
+use verbs_api::qp::{QpCap, QpCounters, QpType};
 use verbs_api::{
-    ArgumentReason, Features, Limit, Transport, VerbError,
+    ArgumentReason, Features, Limit, Operations, Transport, VerbError,
     capability::{
         AtomicScope, Baseline, BaselineGaps, DeviceAttributes, GidSlot, Identity, Limits, Mtu,
         PhysState, PortAttributes, PortState,
@@ -25,9 +25,9 @@ use verbs_api::{
 use crate::commands::Commands;
 use crate::directory::Directory;
 use crate::effects::Effects;
-use crate::emulation::{EMULATED, Emulations, OperationRef};
+use crate::emulation::{Domains, EMULATED, Emulations, OperationRef, QpExtensions, Target};
 use crate::key_table::KeyTable;
-use crate::link::Frame;
+use crate::link::{Frame, Note};
 use crate::management::{Arrival, Handled, MAD_LEN, ManagementAgents, PortChange};
 use crate::network::{Member, Network, Polled, Progress};
 use crate::operation::{MaskedAtomics, OperationEmulation};
@@ -144,6 +144,9 @@ pub struct Device<D: Driver> {
     queue_pairs: Arc<Quota>,
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
+    /// The numbers of queue pairs and shared receive queues of this device: the first, and the one after the last.
+    numbers: (u32, u32),
+    pub(crate) domains: Arc<Domains>,
     pub(crate) tracer: OnceLock<Trace>,
     pub(crate) strict_signaling: bool,
 }
@@ -220,6 +223,8 @@ impl<D: Driver> Device<D> {
             queue_pairs: Quota::new(limits.max_qp, "max_qp"),
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
+            numbers: (first, end),
+            domains: Arc::default(),
             tracer: OnceLock::new(),
             strict_signaling: options.strict_signaling,
         });
@@ -379,6 +384,49 @@ impl<D: Driver> Device<D> {
     /// Returns a counted reference to the queue pair with this number; `None` if there is none.
     pub fn qp(&self, qpn: u32) -> Option<QpRef<D>> {
         self.qps.find(qpn)
+    }
+
+    /// Returns references to all queue pairs.
+    pub fn all_qps(&self) -> Vec<QpRef<D>> {
+        self.qps.all()
+    }
+
+    /// The numbers of queue pairs and shared receive queues of this device: the first, and the one after the last. Other
+    /// processes at the device's address have other numbers.
+    pub fn numbers(&self) -> (u32, u32) {
+        self.numbers
+    }
+
+    /// The domains that this device shares with other processes at its address.
+    pub fn domains(&self) -> &Domains {
+        &self.domains
+    }
+
+    /// Makes a stand-in for the queue pair `qpn` of another process, ready to receive requests that name `target`. No frame
+    /// finds it, and it reports no events. It ends when the result is dropped.
+    pub fn stand_in(&self, qpn: u32, target: &Target) -> Option<QpRef<D>> {
+        let init = QpInit {
+            id: ObjectId::new(0, 0),
+            qp_type: QpType::Rc,
+            send_cq: Arc::clone(&target.cq) as _,
+            recv_cq: Arc::clone(&target.cq) as _,
+            srq: None,
+            cap: QpCap::default(),
+            reserved_wr: 0,
+            sq_sig_all: false,
+            operations: Operations::empty(),
+            extensions: Vec::new(),
+        };
+        let parts = QpParts {
+            send_cq: Arc::clone(&target.cq),
+            recv_cq: Arc::clone(&target.cq),
+            srq: None,
+            extensions: Some(QpExtensions::of_stand_in()),
+            events: Arc::new(NoEvents),
+        };
+        let qp = Qp::new(&self.me.upgrade()?, qpn, target.srq.pd, &init, parts);
+        qp.be_ready();
+        Some(qp)
     }
 
     /// Returns references to the queue pairs that are attached to this multicast group.
@@ -636,6 +684,13 @@ impl<D: Driver> Device<D> {
     }
 }
 
+/// The sink of a stand-in, whose events are reported by the queue pair for which it stands.
+struct NoEvents;
+
+impl EventSink for NoEvents {
+    fn event(&self, _: EventType, _: EventSubject) {}
+}
+
 // Returns the largest MTU that is at most `active` and whose payload fits into a frame of `most` bytes; `None` is no bound.
 fn carried(active: Mtu, most: Option<usize>) -> Mtu {
     let fits = |mtu: &Mtu| *mtu <= active && most.is_none_or(|most| mtu.octets() as usize <= most);
@@ -725,6 +780,10 @@ impl<D: Driver> Member for Device<D> {
 
     fn handle_frame(&self, frame: Frame<'_, D::Header>, now: Time) {
         self.call(now, |cx| D::handle_frame(self, frame, cx));
+    }
+
+    fn handle_note(&self, note: Note<'_>, now: Time) {
+        self.call(now, |cx| D::handle_note(self, note, cx));
     }
 
     fn settle(qp: &QpRef<D>, now: Time) {

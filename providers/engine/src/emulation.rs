@@ -4,7 +4,9 @@
 //! created with a set of extensions and reports the features that their emulations add. A device without extensions reports
 //! none of these features and refuses requests that need them. Only this module connects emulations to devices.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpOps};
@@ -101,6 +103,10 @@ pub struct SrqParts {
     pub srq: Arc<Srq>,
     /// The completion queue for receives of this shared receive queue.
     pub cq: Arc<Cq>,
+    /// The numbers of this device: the first, and the one after the last.
+    pub numbers: (u32, u32),
+    /// The domains that the device shares with other processes at its address.
+    pub domains: Arc<Domains>,
 }
 
 /// The hooks by which an extension takes part in one queue pair.
@@ -135,6 +141,46 @@ pub trait Targets: Send + Sync {
     /// Returns the shared receive queue with this number; `None` if there is none that the peer may use. The caller holds a
     /// lock of the queue pair.
     fn target(&self, number: u32) -> Option<Arc<Target>>;
+
+    /// Returns all these shared receive queues.
+    fn all(&self) -> Vec<Arc<Target>>;
+
+    /// Returns the identity by which other processes at the device's address know the domain of these queues; `None` if the
+    /// domain belongs to this process alone.
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
+}
+
+/// The identity of a domain whose shared receive queues belong to several processes at one address.
+pub type DomainId = [u8; 16];
+
+/// The domains that a device shares with other processes at its address, by identity.
+#[derive(Default)]
+pub struct Domains(Mutex<HashMap<DomainId, Weak<dyn Targets>>>);
+
+impl Domains {
+    /// Adds a domain, which stays as long as it lives.
+    pub fn add(&self, id: DomainId, domain: Weak<dyn Targets>) {
+        let mut known = self.0.lock();
+        known.retain(|_, domain| domain.strong_count() > 0);
+        known.insert(id, domain);
+    }
+
+    /// Returns the shared receive queue with this number in this domain; `None` if this process has none.
+    pub fn target(&self, id: &DomainId, number: u32) -> Option<Arc<Target>> {
+        let domain = self.0.lock().get(id)?.upgrade()?;
+        domain.target(number)
+    }
+
+    /// Returns the shared receive queues of all these domains.
+    pub fn all(&self) -> Vec<Arc<Target>> {
+        let domains: Vec<_> = {
+            let known = self.0.lock();
+            known.values().filter_map(Weak::upgrade).collect()
+        };
+        domains.iter().flat_map(|domain| domain.all()).collect()
+    }
 }
 
 /// A shared receive queue that requests of a peer name.
@@ -145,6 +191,63 @@ pub struct Target {
     pub srq: Arc<Srq>,
     /// The completion queue for receives of this shared receive queue.
     pub cq: Arc<Cq>,
+    /// The stand-ins for queue pairs of other processes that deliver to this queue, by number. Each is of a driver's own
+    /// type.
+    stand_ins: Mutex<HashMap<u32, Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Target {
+    /// Makes the shared receive queue known under a number.
+    pub fn new(number: u32, srq: Arc<Srq>, cq: Arc<Cq>) -> Self {
+        Self {
+            number,
+            srq,
+            cq,
+            stand_ins: Mutex::default(),
+        }
+    }
+
+    /// Returns the stand-in for the queue pair `qpn` of another process, which `make` makes if there is none.
+    pub fn stand_in<T: Any + Send + Sync>(
+        &self,
+        qpn: u32,
+        make: impl FnOnce() -> Option<Arc<T>>,
+    ) -> Option<Arc<T>> {
+        let mut stand_ins = self.stand_ins.lock();
+        if let Some(known) = stand_ins.get(&qpn) {
+            return Arc::clone(known).downcast().ok();
+        }
+        let made = make()?;
+        stand_ins.insert(qpn, Arc::clone(&made) as _);
+        Some(made)
+    }
+
+    /// Removes the stand-ins that `which` selects, and returns them. It gets the number of the queue pair for which each
+    /// stands.
+    pub fn end_stand_ins<T: Any + Send + Sync>(
+        &self,
+        which: impl Fn(u32, &T) -> bool,
+    ) -> Vec<Arc<dyn Any + Send + Sync>> {
+        let mut stand_ins = self.stand_ins.lock();
+        let ended = stand_ins.extract_if(|&qpn, one| {
+            let one: Option<&T> = one.downcast_ref();
+            one.is_some_and(|one| which(qpn, one))
+        });
+        ended.map(|(_, one)| one).collect()
+    }
+}
+
+/// The addressing of a stand-in, which is told which shared receive queue each request names.
+struct AsNamed;
+
+impl Targets for AsNamed {
+    fn target(&self, _: u32) -> Option<Arc<Target>> {
+        None
+    }
+
+    fn all(&self) -> Vec<Arc<Target>> {
+        Vec::new()
+    }
 }
 
 /// Lets several handles of programs share one queue pair.
@@ -221,6 +324,23 @@ impl QpExtensions {
     pub fn target(&self, number: u32) -> Option<Arc<Target>> {
         match &self.addressing {
             Addressing::Receives(targets) => targets.target(number),
+            _ => None,
+        }
+    }
+
+    /// Returns the hooks of a stand-in for a queue pair of another process.
+    pub(crate) fn of_stand_in() -> Box<Self> {
+        Box::new(Self {
+            addressing: Addressing::Receives(Arc::new(AsNamed)),
+            ..Self::default()
+        })
+    }
+
+    /// Returns the identity of the queue pair's domain among the processes at the device's address; `None` if no other
+    /// process can have the domain.
+    pub fn domain(&self) -> Option<DomainId> {
+        match &self.addressing {
+            Addressing::Receives(targets) => targets.domain(),
             _ => None,
         }
     }

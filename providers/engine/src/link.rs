@@ -67,11 +67,30 @@ impl<H: Clone> OwnedFrame<H> {
     }
 }
 
+/// What a link reports about the other processes at its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Note<'m> {
+    /// Another process has [told](Link::tell) this process something.
+    Message(&'m [u8]),
+    /// The process whose queue pairs and shared receive queues have the numbers from `first` to before `end` has gone.
+    Gone {
+        /// The first number of the process.
+        first: u32,
+        /// The number after its last one.
+        end: u32,
+    },
+}
+
 /// The network to which a link delivers frames. The link holds no lock when it calls this.
 pub trait Deliver<H> {
     /// Delivers a frame that has arrived to the device with the frame's destination address; drops the frame if there
     /// is no such device.
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
+
+    /// Delivers a note of a process at the address `at` to the device with this address. By default no link has any.
+    fn deliver_note(&self, at: LinkAddress, note: Note<'_>, now: Time) {
+        let _ = (at, note, now);
+    }
 }
 
 /// The result of [`Link::try_send`].
@@ -187,6 +206,21 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// family.
     fn group_address(&self, group: IpAddr) -> IpAddr {
         self.inner().map_or(group, |link| link.group_address(group))
+    }
+
+    /// Returns whether other processes share the address of this link, so that this process can [tell](Self::tell) them
+    /// something.
+    fn is_shared(&self) -> bool {
+        self.inner().is_some_and(Link::is_shared)
+    }
+
+    /// Takes a message for the process at this address whose queue pairs and shared receive queues have numbers like
+    /// `number`. It leaves with [`flush`](Self::flush), as frames do, and is lost if that process does not read its messages
+    /// fast enough. If there is no such process, the link delivers [`Note::Gone`].
+    fn tell(&self, number: u32, message: Vec<u8>) {
+        if let Some(link) = self.inner() {
+            link.tell(number, message);
+        }
     }
 
     /// Makes the link receive frames for this multicast group from now on. By default a link receives the frames of all

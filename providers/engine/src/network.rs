@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use verbs_api::ids::LinkAddress;
 use verbs_api::provider::RwLock;
 
-use crate::link::{Deliver, Frame, SharedLink};
+use crate::link::{Deliver, Frame, Note, SharedLink};
 use crate::pin;
 use crate::pool::{PoolRef, PoolWeak};
 use crate::sync::Mutex;
@@ -27,6 +27,9 @@ pub trait Member: Send + Sync + Sized + 'static {
 
     /// Handles a frame that has arrived for this device. `now` is the time that was passed to the link.
     fn handle_frame(&self, frame: Frame<'_, Self::Header>, now: Time);
+
+    /// Handles a note of another process at the address of this device.
+    fn handle_note(&self, note: Note<'_>, now: Time);
 
     /// Sends the acknowledges that the queue pair has kept back, because no further frame arrives for now.
     fn settle(qp: &PoolRef<Self::Qp>, now: Time);
@@ -431,6 +434,12 @@ impl<M: Member> Deliver<M::Header> for Turn<'_, M> {
         if let Some((address, device)) = found {
             device.handle_frame(frame, now);
             self.last.replace(Some((address, device)));
+        }
+    }
+
+    fn deliver_note(&self, at: LinkAddress, note: Note<'_>, now: Time) {
+        if let Some(device) = self.network.device(at) {
+            device.handle_note(note, now);
         }
     }
 }

@@ -157,6 +157,17 @@ pub struct Lease {
     memory: OnceLock<ShmPort>,
 }
 
+/// What arrives at the inbox of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mail<'m> {
+    /// Another process forwards a datagram.
+    Datagram(Arrival, &'m [u8]),
+    /// Another process [tells](Lease::tell) this process something.
+    Message(&'m [u8]),
+    /// A process to which this one has sent messages has gone: the one that leased this range.
+    Gone(QpnRange),
+}
+
 /// A service ID for which this process answers connection requests.
 #[derive(Debug)]
 pub struct Service {
@@ -317,19 +328,46 @@ impl Lease {
         is_held.then_some(exchange)
     }
 
-    /// Reads the inbox: passes the sockets to processes that join, and calls `take` with each datagram that another process
-    /// forwarded. One call handles a limited number of messages, so the caller repeats it while the inbox is readable.
+    /// Reads the inbox: passes the sockets to processes that join, and calls `take` with everything else that arrives. One
+    /// call handles a limited number of messages, so the caller repeats it while the inbox is readable.
     ///
     /// # Errors
     /// The epoll instance of the inbox fails.
-    pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
+    pub fn attend(&self, take: &mut dyn FnMut(Mail<'_>)) -> io::Result<()> {
         let let_in = |asker: &_| self.let_in(asker);
         if self.group.read(&self.inbox, take, let_in)? {
-            self.connections
-                .lock()
-                .retain(|_, connection| !connection.has_gone());
+            let mut gone = Vec::new();
+            self.connections.lock().retain(|range, connection| {
+                let has_gone = connection.has_gone();
+                gone.extend(has_gone.then_some(*range));
+                !has_gone
+            });
+            gone.into_iter().for_each(|range| take(Mail::Gone(range)));
         }
         Ok(())
+    }
+
+    /// The name of the group, which no other group of this machine has.
+    pub fn group_name(&self) -> String {
+        self.group.options.prefix()
+    }
+
+    /// Sends a message to the process that leases a range.
+    ///
+    /// # Errors
+    /// No process leases the range, or the one that got the last message has gone, or it does not read its inbox fast enough.
+    pub fn tell(&self, range: QpnRange, message: &[u8]) -> Result<(), HandError> {
+        let message = &[&[VERSION, TOLD], message].map(IoSlice::new);
+        let mut connections = self.connections.lock();
+        let Some(connection) = connections.get(&range) else {
+            drop(connections);
+            return self.send(range, message);
+        };
+        let sent = connection.send(message, &[]).map_err(HandError::from);
+        if matches!(sent, Err(HandError::Nobody)) {
+            connections.remove(&range);
+        }
+        sent
     }
 
     /// Returns whether processes of a user may belong to the group.
@@ -435,7 +473,7 @@ impl Service {
     ///
     /// # Errors
     /// The epoll instance of the inbox fails.
-    pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
+    pub fn attend(&self, take: &mut dyn FnMut(Mail<'_>)) -> io::Result<()> {
         self.group.read(&self.inbox, take, |_| {}).map(drop)
     }
 }
@@ -466,16 +504,17 @@ impl PortGroup {
     fn read(
         &self,
         inbox: &Inbox,
-        take: &mut dyn FnMut(Arrival, &[u8]),
+        take: &mut dyn FnMut(Mail<'_>),
         let_in: impl Fn(&Connection),
     ) -> io::Result<bool> {
         let mut take = |from: &Connection, message: &[u8]| match message {
             [VERSION, JOIN] => let_in(from),
             [VERSION, HANDED, rest @ ..] => {
                 if let Some((arrival, datagram)) = handed::read(rest) {
-                    take(arrival, datagram);
+                    take(Mail::Datagram(arrival, datagram));
                 }
             }
+            [VERSION, TOLD, message @ ..] => take(Mail::Message(message)),
             _ => {}
         };
         inbox.attend(&self.options.admission, &self.strangers, &mut take)
@@ -738,11 +777,12 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 }
 
 /// The version of the messages that processes of a group exchange. Messages of another version are ignored.
-const VERSION: u8 = 9;
+const VERSION: u8 = 10;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const BELL: u8 = 4;
+const TOLD: u8 = 5;
 
 /// The most datagrams that are dropped from a socket because they were meant for the process that leased its range before.
 const STALE: usize = 100_000;

@@ -76,8 +76,8 @@ pub use self::{
         TxMeta,
     },
     group::{
-        Admission, GroupOptions, HandError, Holder, JoinError, Lease, Name, Presence, Service,
-        Witness,
+        Admission, GroupOptions, HandError, Holder, JoinError, Lease, Mail, Name, Presence,
+        Service, Witness,
     },
     qpn_range::QpnRange,
     queue::ByteQueue,

@@ -1097,7 +1097,7 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
     fn attend(&self, token: u64) {
         match (token, &self.lease, self.attend.get()) {
             // Messages to this inbox ask for admission, or ring a bell.
-            (INBOX, Some(lease), _) => _ = lease.attend(&mut |_, _| {}),
+            (INBOX, Some(lease), _) => _ = lease.attend(&mut |_| {}),
             (_, _, Some(attend)) => attend(token),
             _ => {}
         }

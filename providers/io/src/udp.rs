@@ -14,10 +14,10 @@ use crate::sockets::{
     FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, in_family_of, interface_mtu, join_group,
 };
 use crate::{
-    HandError, IoHandler, Lease, Put, QpnRange, Reactor, Readers, Record, RecordMeta, Service,
-    ShmPort, Source,
+    HandError, IoHandler, Lease, Mail, Put, QpnRange, Reactor, Readers, Record, RecordMeta,
+    Service, ShmPort, Source,
 };
-use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link};
+use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, Note};
 use polyverbs_engine::log_event;
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
@@ -129,7 +129,26 @@ pub struct UdpLink<C: DatagramCodec> {
     groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
     has_groups: AtomicBool,
     reactor: Arc<Reactor>,
+    told: Told,
     counters: Counters,
+}
+
+/// Messages to and from other processes of the port group.
+#[derive(Default)]
+struct Told {
+    /// Messages that [`Link::flush`] sends. The lock is held while they are sent, so that they keep their order.
+    leaving: Mutex<VecDeque<(QpnRange, Vec<u8>)>>,
+    /// Whether there are such messages. Threads read this before they take the lock.
+    has_leaving: AtomicBool,
+    arrived: Mutex<VecDeque<Letter>>,
+    /// Whether there are messages that have arrived.
+    has_arrived: AtomicBool,
+}
+
+/// What has arrived from another process of the port group.
+enum Letter {
+    Message(Vec<u8>),
+    Gone(QpnRange),
 }
 
 /// Datagrams of the flows of one source port that have not left yet.
@@ -209,6 +228,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             groups: Mutex::default(),
             has_groups: AtomicBool::new(false),
             reactor,
+            told: Told::default(),
             counters: Counters::default(),
             codec,
             lease,
@@ -650,6 +670,50 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.keep(arrival, datagram, queue);
     }
 
+    // Sends the messages for other processes.
+    #[cold]
+    fn send_told(&self) {
+        let mut leaving = self.told.leaving.lock();
+        self.told.has_leaving.store(false, Ordering::SeqCst);
+        while let Some((range, message)) = leaving.pop_front() {
+            match self.lease.tell(range, &message) {
+                Ok(()) => {}
+                Err(HandError::Nobody) => self.keep_letter(Letter::Gone(range)),
+                Err(_) => count(&self.counters.lost),
+            }
+        }
+    }
+
+    fn keep_letter(&self, letter: Letter) {
+        let mut arrived = self.told.arrived.lock();
+        if arrived.len() >= LETTERS && matches!(letter, Letter::Message(_)) {
+            return count(&self.counters.lost);
+        }
+        arrived.push_back(letter);
+        self.told.has_arrived.store(true, Ordering::Release);
+    }
+
+    // Delivers what other processes have told. Returns whether there was anything.
+    fn deliver_told(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        if !self.told.has_arrived.load(Ordering::Acquire) {
+            return false;
+        }
+        self.told.has_arrived.store(false, Ordering::SeqCst);
+        let arrived = std::mem::take(&mut *self.told.arrived.lock());
+        let at = LinkAddress::Ip(self.lease.address().ip());
+        for letter in &arrived {
+            let note = match letter {
+                Letter::Message(message) => Note::Message(message),
+                Letter::Gone(range) => Note::Gone {
+                    first: range.first(),
+                    end: range.end(),
+                },
+            };
+            network.deliver_note(at, note, now);
+        }
+        !arrived.is_empty()
+    }
+
     fn keep(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
         if queue.len() >= ASIDE {
             return count(&self.counters.lost);
@@ -738,13 +802,17 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.transmit(flow);
             }
         }
+        if self.told.has_leaving.load(Ordering::Acquire) {
+            self.send_told();
+        }
         self.lease.ring_bells();
-        self.has_refusals.load(Ordering::Acquire)
+        self.has_refusals.load(Ordering::Acquire) || self.told.has_arrived.load(Ordering::Acquire)
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
         delivered |= self.deliver_refusals(now, network);
+        delivered |= self.deliver_told(now, network);
         let mut inbound = self.inbound.lock();
         let Inbound {
             batch,
@@ -798,6 +866,16 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         Some(&*self.reactor)
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn tell(&self, number: u32, message: Vec<u8>) {
+        let mut leaving = self.told.leaving.lock();
+        leaving.push_back((QpnRange::of_qpn(number), message));
+        self.told.has_leaving.store(true, Ordering::Release);
+    }
+
     fn group_address(&self, group: IpAddr) -> IpAddr {
         in_family_of(group, self.lease.address())
     }
@@ -832,7 +910,11 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
     fn attend(&self, token: u64) {
         let aside = &mut *self.aside.lock();
         let (queue, batch) = (&mut aside.queue, &mut aside.batch);
-        let mut take = |arrival, datagram: &[u8]| self.keep(arrival, datagram, queue);
+        let mut take = |mail: Mail<'_>| match mail {
+            Mail::Datagram(arrival, datagram) => self.keep(arrival, datagram, queue),
+            Mail::Message(message) => self.keep_letter(Letter::Message(message.to_vec())),
+            Mail::Gone(range) => self.keep_letter(Letter::Gone(range)),
+        };
         // The reactor reports again what cannot be read now.
         match token {
             INBOX => drop(self.lease.attend(&mut take)),
@@ -943,6 +1025,8 @@ const FOUND: u32 = 4;
 const ROUNDS: usize = 8;
 /// The most received datagrams that wait in `aside` until the link delivers them; further ones are dropped.
 const ASIDE: usize = 1024;
+/// The most messages of other processes that wait until the link delivers them; further ones are dropped.
+const LETTERS: usize = 4096;
 
 #[cfg(test)]
 mod tests;

@@ -20,8 +20,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::time::Time;
 use polyverbs_io::sockets::{FlowSockets, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 use polyverbs_io::{
-    Admission, Arrival, GroupOptions, HandError, IoHandler, JoinError, Lease, Presence, QpnRange,
-    Reactor, Service, Source, Witness,
+    Admission, Arrival, GroupOptions, HandError, IoHandler, JoinError, Lease, Mail, Presence,
+    QpnRange, Reactor, Service, Source, Witness,
 };
 use rustix::cmsg_space;
 use rustix::net::{
@@ -134,7 +134,10 @@ impl Progress for Member {
 
 impl IoHandler for Member {
     fn attend(&self, token: u64) {
-        let mut take = |arrival, datagram: &[u8]| self.take(arrival, datagram);
+        let mut take = |mail: Mail<'_>| match mail {
+            Mail::Datagram(arrival, datagram) => self.take(arrival, datagram),
+            Mail::Message(_) | Mail::Gone(_) => {}
+        };
         match token {
             COMMON => self.read(self.lease.common()),
             INBOX => self.lease.attend(&mut take).unwrap(),

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use polyverbs_io::emulated::ROCE_PORT;
-use polyverbs_io::{Arrival, GroupOptions, Lease, Service};
+use polyverbs_io::{Arrival, GroupOptions, Lease, Mail, Service};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use verbs_api::provider::Mutex;
@@ -89,8 +89,8 @@ impl Rig {
                     self.intruders.swap_remove(which % self.intruders.len());
                 }
             }
-            216..240 => self.attend_lease(&mut |_, _| {}),
-            _ => self.attend_service(&mut |_, _| {}),
+            216..240 => self.attend_lease(&mut |_| {}),
+            _ => self.attend_service(&mut |_| {}),
         }
     }
 
@@ -124,11 +124,11 @@ impl Rig {
         wrong.take(count.into()).map(AsFd::as_fd)
     }
 
-    fn attend_lease(&self, take: &mut dyn FnMut(Arrival, &[u8])) {
+    fn attend_lease(&self, take: &mut dyn FnMut(Mail<'_>)) {
         self.victim.attend(take).expect("an inbox");
     }
 
-    fn attend_service(&self, take: &mut dyn FnMut(Arrival, &[u8])) {
+    fn attend_service(&self, take: &mut dyn FnMut(Mail<'_>)) {
         self.service.attend(take).expect("an inbox");
     }
 
@@ -137,14 +137,14 @@ impl Rig {
         for inbox in [self.victim.as_fd(), self.service.as_fd()] {
             let looks = (0..ENOUGH).take_while(|_| is_ready(inbox));
             let looks = looks.map(|_| {
-                self.attend_lease(&mut |_, _| {});
-                self.attend_service(&mut |_, _| {});
+                self.attend_lease(&mut |_| {});
+                self.attend_service(&mut |_| {});
             });
             assert!(looks.count() < ENOUGH, "an inbox that is never read up");
         }
         let (arrival, mut came) = (arrival(), 0);
-        let mut take = |from, datagram: &[u8]| {
-            assert_eq!((from, datagram), (arrival, DATAGRAM));
+        let mut take = |mail: Mail<'_>| {
+            assert_eq!(mail, Mail::Datagram(arrival, DATAGRAM));
             came += 1;
         };
         let to = self.victim.range();

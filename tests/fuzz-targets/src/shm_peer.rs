@@ -13,7 +13,7 @@ use polyverbs_io::{GroupOptions, Lease, Put, QpnRange, Readers, Record, RecordMe
 use verbs_api::memory::Span;
 use verbs_api::provider::Mutex;
 
-use crate::intruder::{Intruder, alone, own_address};
+use crate::intruder::{Intruder, alone, no_datagram, own_address};
 use crate::script::Script;
 
 /// Runs the writes of a fuzzer and the operations of the processes that share the memory.
@@ -282,7 +282,7 @@ impl Rig {
             5 => memory.withdraw(lease.range(), connection),
             6 => memory.withdraw(other, connection),
             _ => {
-                let attended = lease.attend(&mut |_, _| panic!("a datagram"));
+                let attended = lease.attend(&mut no_datagram);
                 attended.expect("an inbox");
             }
         }

@@ -23,7 +23,7 @@ use verbs_api::memory::Span;
 use verbs_api::provider::Mutex;
 use verbs_api::provider::carrier::ReadyForms;
 
-use crate::intruder::{alone, own_address};
+use crate::intruder::{alone, no_datagram, own_address};
 use crate::script::Script;
 
 /// Runs the peer of the streams by the script of a fuzzer.
@@ -358,7 +358,7 @@ impl Rig {
         let memory = self.memory();
         memory.put_waiting(|_| {});
         self.peer.ring_bells();
-        let attended = self.peer.attend(&mut |_, _| panic!("a datagram"));
+        let attended = self.peer.attend(&mut no_datagram);
         attended.expect("an inbox");
     }
 

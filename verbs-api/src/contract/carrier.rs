@@ -50,6 +50,12 @@ pub trait ManagementPort: Send + Sync + 'static {
     /// and how many lower bits the process chooses itself.
     fn communication_ids(&self) -> (u32, u32);
 
+    /// Returns a name that this machine's processes at the device's address have in common, and no others. By default there is
+    /// none: no other process shares the address.
+    fn group(&self) -> Option<String> {
+        None
+    }
+
     /// Attaches the sink that receives management datagrams. The first call makes it with `make`; later calls return that
     /// one.
     fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink>;

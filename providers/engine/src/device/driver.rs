@@ -23,7 +23,7 @@ use verbs_api::{
 };
 
 use crate::device::{Cx, Device};
-use crate::link::Frame;
+use crate::link::{Frame, Note};
 use crate::management::ManagementAgents;
 use crate::qp::{Qp, QpRef, Requester, Responder};
 use crate::qpn::QpnPool;
@@ -106,6 +106,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Handles a frame that the link has delivered to this device.
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Self::Header>, cx: &mut Cx<'_, Self>);
+
+    /// Handles a note of another process at the device's address. By default it is ignored, because no message was sent.
+    fn handle_note(_device: &Device<Self>, _note: Note<'_>, _cx: &mut Cx<'_, Self>) {}
 
     /// Sends the acknowledges that the queue pair kept back while frames were arriving; by default there are none. The
     /// network calls this for the queue pairs of [`Network::settle_later`](crate::network::Network::settle_later), with no

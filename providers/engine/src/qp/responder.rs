@@ -361,6 +361,25 @@ impl<D: Driver> Qp<D> {
         self.flush_later(&mut cx.effects);
     }
 
+    /// A request of the peer has failed in another process, which executed it for this queue pair and has completed its
+    /// receive, if it had one: puts the queue pair into the error state and reports `event`, if there is one. An effect
+    /// flushes the remaining requests.
+    pub fn fail_elsewhere(&self, event: Option<EventType>, cx: &mut Cx<'_, D>) {
+        if matches!(self.state(), QpState::Reset | QpState::Err) {
+            return;
+        }
+        log_event!(
+            WARN,
+            "a request of the peer fails in another process",
+            qp = Qpn::new(self.qpn)
+        );
+        self.enter_error(false);
+        if let Some(event) = event {
+            self.event(event, &mut cx.effects);
+        }
+        self.flush_later(&mut cx.effects);
+    }
+
     /// Flushes the receive queue, beginning with the receive that is being filled. Receives of a shared queue stay there,
     /// and the event reports that the queue pair holds none of them any longer.
     pub(super) fn flush_responder(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {

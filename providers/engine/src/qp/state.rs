@@ -69,6 +69,11 @@ impl<D: Driver> Qp<D> {
         }
     }
 
+    // Lets a new queue pair receive requests without its attributes.
+    pub(crate) fn be_ready(&self) {
+        self.set_state(QpState::Rtr);
+    }
+
     pub(crate) fn remove(&self, effects: &mut Effects) {
         self.enter_error(false);
         self.flush_later(effects);

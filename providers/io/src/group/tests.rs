@@ -177,7 +177,10 @@ fn a_datagram_is_forwarded_to_a_range_or_to_a_service() {
     one.hand_to_range(other.range(), &arrival, &datagram)
         .unwrap();
     let mut taken = 0;
-    let mut take = |handed, bytes: &[u8]| {
+    let mut take = |mail: Mail<'_>| {
+        let Mail::Datagram(handed, bytes) = mail else {
+            panic!("{mail:?} instead of a datagram")
+        };
         assert_eq!((handed, bytes), (arrival, &datagram[..]));
         taken += 1;
     };
@@ -207,7 +210,7 @@ fn connections_to_a_process_that_has_gone_are_dropped() {
     }
     let gone = other.range();
     drop(other);
-    one.attend(&mut |_, _| {}).unwrap();
+    one.attend(&mut |_| {}).unwrap();
     let kept = one.connections.lock();
     assert!(!kept.contains_key(&gone) && kept.contains_key(&third.range()));
 }
@@ -237,7 +240,7 @@ fn invalid_messages_in_the_inbox_are_ignored() {
     ] {
         sender.send(&[IoSlice::new(bytes)], &[]).unwrap();
     }
-    lease.attend(&mut |_, _| panic!("a datagram")).unwrap();
+    lease.attend(&mut |_| panic!("a datagram")).unwrap();
 }
 
 #[test]

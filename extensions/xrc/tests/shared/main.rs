@@ -1,0 +1,5 @@
+//! Domains that the processes at one address share.
+
+mod group;
+mod node;
+mod processes;
