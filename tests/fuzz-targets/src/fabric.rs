@@ -32,7 +32,7 @@ fn topology(text: &str) {
 
 fn members(octets: &[u8]) {
     let mut script = Script::new(octets);
-    let mut fabric = Fabric::new(&TOPOLOGY.parse().expect("a topology"));
+    let mut fabric = Fabric::new(&TOPOLOGY.parse().expect("a topology"), 1);
     let attach = |fabric: &mut Fabric, at: usize| fabric.attach(NAMES[at], 1).expect("a port");
     let mut members = [0, 1].map(|at| attach(&mut fabric, at));
     let mut now = Duration::ZERO;
