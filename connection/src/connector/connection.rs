@@ -10,7 +10,8 @@ use super::side::{Side, watch};
 use super::target::Target;
 
 /// One end of an established connection. The program may destroy its queue pair at any time. Dropping this value
-/// disconnects, but does not modify the queue pair.
+/// disconnects, but does not modify the queue pair; [`disconnected`](Self::disconnected) then completes, and
+/// [`timewait_exit`](Self::timewait_exit) fails with [`VerbError::Canceled`](verbs_api::VerbError::Canceled).
 ///
 /// ```
 /// # use polyverbs::connection::{ConnectionOptions, Connector};
@@ -90,6 +91,7 @@ impl Drop for Connection {
         // A disconnect under way goes on by itself.
         if self.side.lock().waiter.is_none() {
             self.side.forget();
+            self.side.tell_watchers();
         }
     }
 }

@@ -177,6 +177,24 @@ impl Side {
     }
 }
 
+impl Side {
+    /// Completes the futures that wait for the end of a connection which this side has forgotten: no event will come, and a task
+    /// that awaited one would keep what it has for ever.
+    pub(super) fn tell_watchers(&self) {
+        let mut state = self.lock();
+        let ended = state.ended.get_or_insert(Ok(())).clone();
+        let watchers = std::mem::take(&mut state.watchers);
+        let timewait_watchers = std::mem::take(&mut state.timewait_watchers);
+        drop(state);
+        for watcher in watchers {
+            watcher.complete(ended.clone());
+        }
+        for watcher in timewait_watchers {
+            watcher.complete(Err(VerbError::Canceled.into()));
+        }
+    }
+}
+
 impl Sink for Side {
     fn event(&self, event: CmEvent) {
         if let Some(early) = &mut self.lock().early {

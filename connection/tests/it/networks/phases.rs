@@ -380,6 +380,20 @@ fn a_withdrawn_answer_is_ended_before_the_peer_completes() {
     });
 }
 
+// covers 5.13
+#[test]
+fn a_dropped_connection_completes_what_waits_for_its_end() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        let (ended, exit) = (at_near.disconnected(), at_near.timewait_exit());
+        drop(at_near);
+        assert!(ended.is_done() && exit.is_done());
+        ends.end(ended);
+        ends.end(at_far.disconnected());
+    });
+}
+
 #[test]
 fn an_end_that_the_peer_does_not_confirm_has_timed_out() {
     on(&[Flavour::IbUdp], |ends| {
