@@ -309,7 +309,7 @@ impl Lease {
     }
 
     /// Returns how many records this process and the process that leases the range `with` have written to one another
-    /// through shared memory, and how many of them were read; `None` if no process leases the range. A killed process
+    /// through shared memory, and how many of them were answered or read; `None` if no process leases the range. A killed process
     /// leaves no sign in memory, so this sends a message to its inbox.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let exchange = self.memory.get()?.exchange(with)?;
@@ -713,7 +713,7 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 }
 
 /// The version of the messages that processes of a group exchange. Messages of another version are ignored.
-const VERSION: u8 = 9;
+const VERSION: u8 = 10;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
