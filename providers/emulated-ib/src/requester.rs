@@ -123,7 +123,7 @@ pub struct RequesterRest {
 /// The records in shared memory that must be read before a frame without an answer counts as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
-    /// The peer's process must read this process's records up to this position, and answer.
+    /// The peer's process must read this process's records up to this position, and send all answers to them.
     ByPeer(u32),
     /// This process must read the peer's records up to this position, because the answer may be among them.
     Here(u32),
@@ -135,7 +135,7 @@ impl Unread {
         let is_before = |position: u32, mark: u32| (position.wrapping_sub(mark) as i32) < 0;
         let waits = waits.unwrap_or(Self::ByPeer(now.sent));
         match waits {
-            Self::ByPeer(mark) if is_before(now.sent_read, mark) => Some(waits),
+            Self::ByPeer(mark) if is_before(now.sent_answered, mark) => Some(waits),
             Self::Here(mark) if !is_before(now.arrived_read, mark) => None,
             Self::Here(_) => Some(waits),
             Self::ByPeer(_) => {

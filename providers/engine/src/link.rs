@@ -107,14 +107,13 @@ pub enum TrySend {
 }
 
 /// Counts of the records that this process and a peer's process have exchanged through shared memory. The numbers wrap.
-///
-/// A process sends its answer to a record before it counts the record as read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchange {
     /// The number of records that this process has written for the peer.
     pub sent: u32,
-    /// The number of records of `sent` that the peer has read.
-    pub sent_read: u32,
+    /// The number of records of `sent` to which the peer has sent all answers: those that need none, or that it drops, count
+    /// as answered when it has read them.
+    pub sent_answered: u32,
     /// The number of records that the peer has written for this process.
     pub arrived: u32,
     /// The number of records of `arrived` that this process has read.
@@ -136,10 +135,20 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     }
 
     /// Returns how many records this process and the process of the queue pair `qpn` at `to` have exchanged; `None` unless
-    /// their frames go through shared memory and the peer's process exists. A record that was not read yet is not lost. A
-    /// timer calls this, so it may make system calls.
+    /// their frames go through shared memory and the peer's process exists. A record without an answer is not lost: the
+    /// peer's process may have had no processor. The call wakes that process, whose thread then reads, answers and
+    /// [reports](Self::all_answered). A timer calls this, so it may make system calls.
     fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
         self.inner().and_then(|link| link.exchange(to, qpn))
+    }
+
+    /// Notes that the devices of this process have sent the answers to all frames that [`progress`](Self::progress) has
+    /// delivered so far, and keep no acknowledge back. The thread that delivers calls this. A link over shared memory reports
+    /// it to the other processes, for their [`exchange`](Self::exchange).
+    fn all_answered(&self) {
+        if let Some(link) = self.inner() {
+            link.all_answered();
+        }
     }
 
     /// Returns how many bytes may arrive at once before the system drops frames for lack of room; `None` if that never

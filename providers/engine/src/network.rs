@@ -53,6 +53,8 @@ pub struct Network<M: Member> {
     unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
     /// Whether `unsettled` has queue pairs. It is read before the lock of the list is taken.
     has_unsettled: AtomicBool,
+    /// How many threads send the acknowledges of queue pairs that they have taken from `unsettled`.
+    settling: AtomicU32,
     /// Whether a peer waits for an acknowledge that a queue pair of `unsettled` keeps back.
     is_awaited: AtomicBool,
     /// Whether the program has sent anything since the last settling. The next two count the polls since then that have
@@ -112,6 +114,7 @@ impl<M: Member> Network<M> {
             has_to_serve: AtomicBool::new(false),
             unsettled: Mutex::default(),
             has_unsettled: AtomicBool::new(false),
+            settling: AtomicU32::new(0),
             is_awaited: AtomicBool::new(false),
             has_answered: AtomicBool::new(false),
             looks: AtomicU32::new(0),
@@ -228,6 +231,7 @@ impl<M: Member> Network<M> {
         if !self.has_unsettled.load(Ordering::Acquire) {
             return false;
         }
+        let _settling = Settling::begin(&self.settling);
         let mut qps = std::mem::take(&mut *self.unsettled.lock());
         self.is_awaited.store(false, Ordering::Relaxed);
         self.has_answered.store(false, Ordering::Relaxed);
@@ -244,6 +248,15 @@ impl<M: Member> Network<M> {
             false => self.has_unsettled.store(true, Ordering::Release),
         }
         true
+    }
+
+    // Notes that all delivered frames are answered, unless a queue pair keeps an acknowledge back or another thread is sending
+    // one. The caller has its turn, so that nothing is delivered meanwhile.
+    fn note_answers(&self, link: &SharedLink<M::Header>) {
+        let keeps_none = !self.has_unsettled.load(Ordering::SeqCst);
+        if keeps_none && self.settling.load(Ordering::SeqCst) == 0 {
+            link.all_answered();
+        }
     }
 
     /// Delivers the frames that have arrived, and sends the acknowledges that this causes. Returns `false` if another
@@ -273,10 +286,11 @@ impl<M: Member> Network<M> {
                     // No other thread polls for the result, so the timer thread continues.
                     self.timers.wake_at(self.timers.now());
                 }
-                return;
+                break;
             }
             link.flush();
         }
+        self.note_answers(link);
     }
 
     /// Makes frames that the calling thread has just sent leave. The caller holds no lock, and calls this after everything
@@ -400,6 +414,22 @@ struct Over<'n>(&'n AtomicBool);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A thread that sends acknowledges. It counts until this is dropped, also if a handler panics.
+struct Settling<'n>(&'n AtomicU32);
+
+impl<'n> Settling<'n> {
+    fn begin(count: &'n AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

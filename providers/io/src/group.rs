@@ -320,7 +320,7 @@ impl Lease {
     }
 
     /// Returns how many records this process and the process that leases the range `with` have written to one another
-    /// through shared memory, and how many of them were read; `None` if no process leases the range. A killed process
+    /// through shared memory, and how many of them were answered or read; `None` if no process leases the range. A killed process
     /// leaves no sign in memory, so this sends a message to its inbox.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let exchange = self.memory.get()?.exchange(with)?;

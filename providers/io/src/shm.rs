@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | doors, 128 bytes for each range | `generation`, odd while a process reads; `sleep`, odd while the reader sleeps; in a cache line of its own `writers`, a bit for each range that writes |
 //! | connections, 4,096 words of 64 bits for each range | TCP connections whose frames the holder of the range offers to send through this memory: [`ShmPort::announce`] |
-//! | rings | a cache line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
+//! | rings | a cache line with `head` and `answered`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
 //!
 //! A record is one element of 128 bytes: its number and the length of its payload, which one store publishes; the
 //! generation of the reader for which it is meant; and the record's head. The payload follows the head in the element if
@@ -356,18 +356,23 @@ impl ShmPort {
     }
 
     /// Returns how many records this process and the process with the range `with` have written to one another, and how
-    /// many of them were read; `None` if no process reads the records for that range.
+    /// many of them were answered or read; `None` if no process reads the records for that range.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let mut writer = self.reaches(with).then(|| self.writer(with))??;
         writer.look_at_head();
         let later = u32::try_from(writer.later.len()).unwrap_or(u32::MAX / 2);
+        // The reader answers what it has read. An impossible position counts as the nearest possible one, and so does one that
+        // is so old that the numbers have wrapped.
+        let answered = writer.ring.word(ANSWERED).load(Ordering::Acquire);
+        let unanswered = writer.tail.wrapping_sub(answered);
+        let unanswered = unanswered.clamp(writer.used(), i32::MAX as u32);
         // The ring is mapped for this moment only, because a timer asks, and rarely. The peer's answers are counted after
-        // the records that it has read.
+        // the records that it has answered.
         let ring = self.shm.ring(with, self.range).ok()?;
         let arrived_read = ring.word(HEAD).load(Ordering::Acquire);
         Some(Exchange {
             sent: writer.tail.wrapping_add(later),
-            sent_read: writer.head,
+            sent_answered: writer.tail.wrapping_sub(unanswered),
             arrived: published(&ring, arrived_read),
             arrived_read,
         })
@@ -519,6 +524,24 @@ impl ShmPort {
             any |= read;
         }
         any
+    }
+
+    /// Reports to the writers that all records which this process has read are answered, except to those for whom answers wait
+    /// for room.
+    pub(crate) fn note_answers(&self, readers: &mut Readers) {
+        for (index, reader) in readers.0.iter_mut().enumerate() {
+            let Some(reader) = reader
+                .as_mut()
+                .filter(|reader| reader.answered != reader.head)
+            else {
+                continue;
+            };
+            if QpnRange::of_index(index).is_some_and(|to| self.waiting(to).0 == 0) {
+                reader.answered = reader.head;
+                let answered = reader.ring.word(ANSWERED);
+                answered.store(reader.head, Ordering::Release);
+            }
+        }
     }
 
     // Finds the processes that must be reminded: one that has not read for long may have polled before, and may now wait
@@ -759,6 +782,8 @@ fn published(ring: &Mapping, head: u32) -> u32 {
 struct Reader {
     ring: Mapping,
     head: u32,
+    /// The reader's position when it last reported that all records before it are answered.
+    answered: u32,
     /// The number of consecutive polls that found no record in this ring.
     idle: u32,
 }
@@ -851,9 +876,13 @@ impl Readers {
         let reader = &mut self.0[from.index()];
         if reader.is_none() {
             let ring = shm.ring(from, to).ok()?;
-            let head = ring.word(HEAD).load(Ordering::Acquire);
-            let idle = 0;
-            *reader = Some(Reader { ring, head, idle });
+            let [head, answered] = [HEAD, ANSWERED].map(|at| ring.word(at).load(Ordering::Acquire));
+            *reader = Some(Reader {
+                ring,
+                head,
+                answered,
+                idle: 0,
+            });
         }
         reader.as_mut()
     }
@@ -924,8 +953,10 @@ const FRONT: usize = (RANGES * DOOR + RANGES * CONNECTIONS * 8).next_multiple_of
 /// The largest page size of any system, in bytes.
 const PAGE: usize = 64 << 10;
 
-/// Offsets in a ring: of the reader's position, and of the flag that the writer waits for room.
+/// Offsets in a ring: of the reader's position, of that before which it has answered everything, and of the flag that the
+/// writer waits for room.
 const HEAD: usize = 0;
+const ANSWERED: usize = 4;
 const WAITS: usize = LINE;
 /// Bytes of an element, the slot of a record in a ring: the fixed part, the head, and the payload if it fits.
 const ELEMENT: usize = 2 * LINE;

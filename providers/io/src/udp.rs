@@ -752,6 +752,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         is_here.then(|| self.lease.exchange(QpnRange::of_qpn(qpn)))?
     }
 
+    fn all_answered(&self) {
+        if let Some(memory) = self.lease.memory() {
+            memory.note_answers(&mut self.inbound.lock().readers);
+        }
+    }
+
     fn room(&self) -> Option<usize> {
         Some(self.room)
     }

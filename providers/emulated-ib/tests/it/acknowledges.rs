@@ -202,6 +202,19 @@ fn the_next_poll_that_finds_nothing_acknowledges() {
     assert_eq!(rig.a.done(), ok([0, 1, 2]));
 }
 
+// The peer's process then knows that the acknowledge is not lost.
+#[test]
+fn an_acknowledge_kept_back_is_not_reported_as_sent() {
+    let rig = seen(0..3);
+    let before = rig.wire.log().len();
+    // The link's thread calls this while pollers own the input.
+    assert!(Progress::look(&*rig.network));
+    assert!(rig.wire.answered() < before);
+    assert!(Progress::progress(&*rig.network));
+    assert_eq!(rig.answers(), [(2, ACK)]);
+    assert_eq!(rig.wire.answered(), before + 1);
+}
+
 #[test]
 fn when_the_pollers_are_gone_the_thread_acknowledges() {
     let rig = seen(0..3);

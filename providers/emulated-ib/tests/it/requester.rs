@@ -234,26 +234,26 @@ fn frames_unread_in_shared_memory_cost_no_retry() {
     let long = ack_timeout(14).unwrap() * 100;
     let unread = Exchange {
         sent: u32::MAX,
-        sent_read: u32::MAX - 1,
+        sent_answered: u32::MAX - 1,
         arrived: 7,
         arrived_read: 7,
     };
     rig.wire.rule(|_| Fate::Drop);
     post_write(&rig, 1);
     for exchange in [
-        // The peer has not read the frame.
+        // The peer has not read the frame, or keeps its acknowledge back.
         unread,
-        // The peer has read it and others, and this process has not read its answer.
+        // The peer has answered it and others, and this process has not read its answer.
         Exchange {
             sent: 3,
-            sent_read: 3,
+            sent_answered: 3,
             arrived: 8,
             ..unread
         },
         // The peer wrote the unread record later.
         Exchange {
             sent: 9,
-            sent_read: 3,
+            sent_answered: 3,
             arrived: 9,
             ..unread
         },
@@ -264,7 +264,7 @@ fn frames_unread_in_shared_memory_cost_no_retry() {
     }
     rig.wire.set_exchange(Exchange {
         sent: 9,
-        sent_read: 3,
+        sent_answered: 3,
         arrived: 9,
         arrived_read: 8,
     });

@@ -377,7 +377,7 @@ fn unread_records_of_a_killed_process_are_lost() {
     let [one, other] = with_memory();
     assert_eq!(put(&one, &other), Put::Taken);
     let unread = one.exchange(other.range()).unwrap();
-    assert_eq!(unread.sent.wrapping_sub(unread.sent_read), 1);
+    assert_eq!(unread.sent.wrapping_sub(unread.sent_answered), 1);
     // The process was killed: its inbox is gone, but its memory does not show that.
     let Lease {
         inbox,

@@ -48,6 +48,7 @@ struct State {
     log: Vec<(Time, OwnFrame)>,
     rule: Option<Rule>,
     exchange: Option<Exchange>,
+    answered: usize,
 }
 
 /// A link without delay that follows the test's rules.
@@ -76,6 +77,11 @@ impl Wire {
     /// Makes the link report this exchange, as if frames went through shared memory.
     pub fn set_exchange(&self, exchange: Exchange) {
         self.state().exchange = Some(exchange);
+    }
+
+    /// Returns how many frames the devices had sent when they last reported that they had answered all.
+    pub fn answered(&self) -> usize {
+        self.state().answered
     }
 
     /// Returns the frames that the devices have sent so far.
@@ -112,6 +118,11 @@ impl Link<Header> for Wire {
 
     fn exchange(&self, _to: LinkAddress, _qpn: u32) -> Option<Exchange> {
         self.state().exchange
+    }
+
+    fn all_answered(&self) {
+        let mut state = self.state();
+        state.answered = state.log.len();
     }
 
     fn send(&self, frame: Frame<'_, Header>, now: Time) {
