@@ -186,6 +186,7 @@ impl Scene<'_> {
         command
             .args(["--", "/bin/sh", "-c", shell])
             .env("PATH", &self.tools.path)
+            .env("POLYVERBS", self.polyverbs)
             .current_dir(self.folder.join("work"));
         command
     }
