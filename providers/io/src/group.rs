@@ -352,6 +352,11 @@ impl Lease {
         self.group.options.prefix()
     }
 
+    /// Returns whether this process has sent messages to the one that leases a range, so that [`Mail::Gone`] reports its end.
+    pub fn is_connected(&self, range: QpnRange) -> bool {
+        self.connections.lock().contains_key(&range)
+    }
+
     /// Sends a message to the process that leases a range.
     ///
     /// # Errors

@@ -360,7 +360,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             return false;
         }
         let meta = RecordMeta {
-            kind: u8::from(frame.damaged),
+            kind: if frame.damaged { DAMAGED } else { FRAME },
             class: traffic_class,
             ..RecordMeta::default()
         };
@@ -589,6 +589,11 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     fn deliver_record(&self, record: &Record<'_>, now: Time, network: &dyn Deliver<C::Header>) {
         let local = self.lease.address();
+        if record.meta.kind == TOLD {
+            let message = Payload::Span(record.payload).to_vec();
+            let at = LinkAddress::Ip(local.ip());
+            return network.deliver_note(at, Note::Message(&message), now);
+        }
         let arrival = Arrival {
             from: local,
             to: local,
@@ -604,7 +609,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             to: address,
             header,
             payload: Payload::Span(record.payload),
-            damaged: record.meta.kind != 0,
+            damaged: record.meta.kind != FRAME,
         };
         // Only one thread at a time delivers: the one that drives the network.
         count_alone(&self.counters.delivered, 1);
@@ -668,6 +673,26 @@ impl<C: DatagramCodec> UdpLink<C> {
             _ => {}
         }
         self.keep(arrival, datagram, queue);
+    }
+
+    // Writes a message for another process to shared memory. Returns `false` if it has to go to the inbox of that process: as
+    // the first one, so that the kernel reports when the process has gone, or because it is too long or has no room.
+    fn put_told(&self, range: QpnRange, message: &[u8]) -> bool {
+        let Some(memory) = self.lease.memory() else {
+            return false;
+        };
+        if !memory.reaches(range) || !self.lease.is_connected(range) {
+            return false;
+        }
+        let meta = RecordMeta {
+            kind: TOLD,
+            ..RecordMeta::default()
+        };
+        let write = |span: Span<'_>| span.write(message);
+        matches!(
+            memory.put(range, meta, &[], message.len(), write),
+            Put::Taken
+        )
     }
 
     // Sends the messages for other processes.
@@ -877,6 +902,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn tell(&self, number: u32, message: Vec<u8>) {
+        if self.put_told(QpnRange::of_qpn(number), &message) {
+            return;
+        }
         let mut leaving = self.told.leaving.lock();
         leaving.push_back((QpnRange::of_qpn(number), message));
         self.told.has_leaving.store(true, Ordering::Release);
@@ -1016,6 +1044,11 @@ const COMMON: u64 = 2;
 const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
+
+/// The kinds of records: a frame, a frame of which a bit was changed, and a message from process to process.
+const FRAME: u8 = 0;
+const DAMAGED: u8 = 1;
+const TOLD: u8 = 2;
 
 /// The most records that are queued for lack of room in shared memory, for each reader: many have no payload.
 const MOST_WAITING: usize = 4096;

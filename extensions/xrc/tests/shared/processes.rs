@@ -21,8 +21,6 @@ const RECEIVER: &str = "XRC_RECEIVER";
 /// The bytes of a receive, and the receives of a queue.
 const ROOM: usize = 64;
 const DEPTH: usize = 256;
-/// The messages to all queues together.
-const MESSAGES: u64 = 100_000;
 /// The messages that the initiator has posted and that have not completed, at most.
 const WINDOW: usize = 128;
 
@@ -31,6 +29,8 @@ struct Way<'w> {
     address: &'w str,
     memory: bool,
     faults: &'w str,
+    /// The messages to all queues together.
+    messages: u64,
 }
 
 /// One of a receiver's queues, whose receives begin at `base` of the memory.
@@ -160,6 +160,7 @@ impl Sender {
             address,
             memory,
             faults,
+            ..
         } = way;
         let start = |queues: u64| {
             let told = format!("{address} {memory} {faults} {file} {queues}");
@@ -257,8 +258,8 @@ impl Sender {
     }
 
     // Sends all messages. The last receiver is killed meanwhile.
-    fn run(mut self) {
-        let each = MESSAGES / self.queues.len() as u64;
+    fn run(mut self, messages: u64) {
+        let each = messages / self.queues.len() as u64;
         self.receive(each / 2);
         assert_eq!(self.send(each / 2, None), None);
         for receiver in &mut self.receivers {
@@ -277,7 +278,7 @@ impl Sender {
 
 fn run(own: &str, way: &Way<'_>) {
     let file = tempfile::NamedTempFile::new().unwrap();
-    Sender::new(own, way, file.path().to_str().unwrap()).run();
+    Sender::new(own, way, file.path().to_str().unwrap()).run(way.messages);
 }
 
 // covers 4.01 4.09 4.11
@@ -287,6 +288,7 @@ fn queues_of_three_processes_get_each_message_once_and_in_order() {
         address: "127.0.7.1:48101",
         memory: true,
         faults: "none",
+        messages: 100_000,
     };
     run(way.address, &way);
 }
@@ -298,6 +300,7 @@ fn queues_get_each_message_once_over_sockets_that_lose_packets() {
         address: "127.0.7.1:48102",
         memory: false,
         faults: "drop=0.2%",
+        messages: 20_000,
     };
     run("127.0.7.2:48102", &way);
 }
