@@ -22,6 +22,7 @@ pub use report::{complain, to_standard_error};
 use std::path::PathBuf;
 
 use polyverbs::emulated::FaultSpec;
+use polyverbs::layer::Faults;
 use serde::{Deserialize, Serialize};
 use text::Parsed;
 use thiserror::Error;
@@ -51,6 +52,12 @@ pub struct Configuration {
     /// user's own fabric, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Attachment>,
+    /// The script of faults of verbs; `None` for none.
+    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub fail: Option<Faults>,
+    /// The file to which each fault is written when it happens; `None` for none.
+    #[serde(rename = "fail-log", skip_serializing_if = "Option::is_none")]
+    pub fail_log: Option<PathBuf>,
     /// The devices, in the order in which programs list them.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
@@ -80,6 +87,8 @@ struct Text {
     pcap: Option<PathBuf>,
     fault: Option<Spanned<Parsed<FaultSpec>>>,
     link_layer: Option<Spanned<LinkLayer>>,
+    fail: Option<Parsed<Faults>>,
+    fail_log: Option<PathBuf>,
     fabric: Option<Attachment>,
     device: Option<Vec<Spanned<Device>>>,
 }
@@ -136,6 +145,8 @@ impl Configuration {
             trace: read.trace,
             pcap: read.pcap,
             fabric: read.fabric,
+            fail: read.fail.map(|Parsed(fail)| fail),
+            fail_log: read.fail_log,
             devices: Vec::new(),
         };
         match read.device {

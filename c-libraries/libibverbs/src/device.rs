@@ -16,6 +16,7 @@ use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvDevice, Slot};
 use crate::errno::Errno;
+use crate::faults;
 use crate::setup::{self, configuration};
 use crate::trace;
 
@@ -194,7 +195,10 @@ impl ListedDevice {
             self.report(format_args!("{error}"));
             Errno(error.errno().unwrap_or(libc::ENODEV))
         })?;
-        let device = Arc::new(device);
+        let device = Arc::new(match faults::injector() {
+            Some(injector) => injector.on(&device),
+            None => device,
+        });
         *made = Arc::downgrade(&device);
         Ok(device)
     }

@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::cancel;
 use crate::errno::Errno;
+use crate::faults;
 use crate::trace::{self, Function};
 
 /// A verb of any signature, as a function of the six argument registers.
@@ -33,10 +34,13 @@ unsafe extern "C-unwind" fn enter(
     let outer = cancel::disable();
     let called = catch_unwind(AssertUnwindSafe(|| {
         let is_traced = trace::is_on();
-        let result = match verb {
-            // SAFETY: the verb gets the registers as its caller has filled them.
-            Some(verb) => unsafe { verb(first, second, third, fourth, fifth, sixth) },
-            None => function.fail(Errno::OPNOTSUPP),
+        let result = match faults::of_call(function.name) {
+            Some(errno) => function.fail(errno),
+            None => match verb {
+                // SAFETY: the verb gets the registers as its caller has filled them.
+                Some(verb) => unsafe { verb(first, second, third, fourth, fifth, sixth) },
+                None => function.fail(Errno::OPNOTSUPP),
+            },
         };
         if is_traced {
             let arguments = [first, second, third, fourth, fifth, sixth];

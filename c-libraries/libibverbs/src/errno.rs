@@ -3,7 +3,9 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use verbs_api::{DestroyError, ErrorKind, OpenError, PostError, VerbError, memory::OutOfMemory};
+use verbs_api::{
+    DestroyError, ErrorKind, OpenError, PostError, VerbError, memory::OutOfMemory, wr::PostReason,
+};
 
 /// An error number of the system, such as `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +45,8 @@ impl From<ErrorKind> for Errno {
         Self(match kind {
             ErrorKind::Busy => libc::EBUSY,
             ErrorKind::Canceled => libc::ECANCELED,
-            ErrorKind::DeviceRemoved => libc::ENODEV,
+            // As the kernel answers every call of a device that was removed.
+            ErrorKind::DeviceRemoved => libc::EIO,
             ErrorKind::InvalidArgument | ErrorKind::InvalidHandle | ErrorKind::Limit => {
                 libc::EINVAL
             }
@@ -80,7 +83,16 @@ impl<T> From<DestroyError<T>> for Errno {
 
 impl From<PostError> for Errno {
     fn from(error: PostError) -> Self {
-        error.kind().into()
+        error.reason.into()
+    }
+}
+
+impl From<PostReason> for Errno {
+    fn from(reason: PostReason) -> Self {
+        match reason {
+            PostReason::Os { errno } => Self(errno),
+            other => other.kind().into(),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ pub mod dmah;
 pub mod entry;
 pub mod errno;
 pub mod events;
+pub mod faults;
 pub mod interface;
 pub mod kept;
 pub mod mr;

@@ -6,6 +6,7 @@ use std::ptr;
 
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvGid, IbvGlobalRoute};
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::faults;
 use verbs_api::qp::QpState;
 
 use crate::abi::{
@@ -50,10 +51,49 @@ pub unsafe fn fetch(channel: *mut RdmaEventChannel) -> Result<*mut RdmaCmEvent, 
     // SAFETY: as the caller promises.
     let events = unsafe { channel::events(channel) }?;
     loop {
+        let mut queued = events.next()?;
+        if !fail(&mut queued) {
+            queued.of.acknowledged();
+            continue;
+        }
         // An event whose structure cannot be made, for example because its identifier was destroyed, is dropped.
-        if let Ok(fetched) = hand_out(events.next()?) {
+        if let Ok(fetched) = hand_out(queued) {
             return Ok(fetched);
         }
+    }
+}
+
+/// Changes an event as the script of faults says. Returns whether the program gets the event.
+fn fail(queued: &mut Queued) -> bool {
+    let Ok(code) = u8::try_from(queued.event) else {
+        return true;
+    };
+    let fate = faults::of_cm_event(code);
+    if !fate.delay.is_zero() {
+        std::thread::sleep(fate.delay);
+    }
+    if let Some(instead) = fate.instead {
+        queued.event = instead.into();
+        queued.status = status_of(queued.event);
+        if queued.status != 0 {
+            // The connection is not there, so neither are the requests of its queue pair.
+            let _ = queued.of.flush_qp();
+            queued.data = Data::None;
+        }
+    }
+    queued.status = fate.status.unwrap_or(queued.status);
+    !fate.is_lost
+}
+
+/// The status that Linux gives an event of this kind most often.
+const fn status_of(event: c_int) -> c_int {
+    match event {
+        event::ADDR_ERROR | event::ROUTE_ERROR | event::MULTICAST_ERROR => -libc::EHOSTUNREACH,
+        event::CONNECT_ERROR => -libc::ECONNRESET,
+        event::UNREACHABLE => -libc::ETIMEDOUT,
+        // The peer's program has refused: IB_CM_REJ_CONSUMER_DEFINED.
+        event::REJECTED => 28,
+        _ => 0,
     }
 }
 

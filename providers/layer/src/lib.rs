@@ -13,6 +13,7 @@ mod clock;
 mod completion_queue;
 mod device;
 mod domain;
+mod faults;
 mod hooks;
 mod object;
 mod open_layer;
@@ -23,6 +24,9 @@ mod verb;
 use std::sync::Arc;
 
 pub use clock::{Clock, Job, RealClock};
+pub use faults::{
+    CM_EVENTS, CmFate, Faults, Fired, Injector, LIBRARY_CALLS, LibraryFate, Rule, ScriptError,
+};
 pub use hooks::{
     Answer, Arguments, Before, Call, CompletionFate, Ended, Event, EventFate, Hooks, Polled, Post,
     PostFate, Request,

@@ -110,6 +110,13 @@ impl OpenLayer {
             .cloned()
     }
 
+    /// Returns the object of this kind that was made first, of those that exist and have events.
+    pub fn first(&self, kind: ObjectKind) -> Option<Arc<Object>> {
+        let objects = self.objects.read();
+        let of_kind = objects.values().filter(|object| object.kind() == kind);
+        of_kind.min_by_key(|object| object.number()).cloned()
+    }
+
     /// Moves a queue pair to ERR, as a failed request does: requests of both queues are flushed.
     pub fn fail_qp(&self, object: &Object) {
         if let Some(qp) = object.qp() {
@@ -212,7 +219,12 @@ impl OpenLayer {
         if self.is_removed() {
             return Before::refuse(VerbError::DeviceRemoved);
         }
-        self.layer.hooks.before(call)
+        let before = self.layer.hooks.before(call);
+        // A hook may have removed the device.
+        match self.is_removed() {
+            true => Before::refuse(VerbError::DeviceRemoved),
+            false => before,
+        }
     }
 
     /// Asks the hooks before a direct call, and blocks for the delay that they ask for.

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod descriptors;
+mod faults;
 mod in_turn;
 mod preflight;
 mod root;
@@ -51,6 +52,18 @@ settings with commas between them:
   max_qp=16                         and other limits, by their names
 With --device the program sees the named devices only, in that order.
 
+RULES say what fails, when, and how, as WHAT[FILTER]@WHEN~CHANCE%:ACT->ACT; …:
+  reg_mr@101+:ENOMEM                the 101st region and all after it
+  modify_qp[to=rtr]@2:EINVAL        the second queue pair that gets ready
+  post_send[qp=1]@500:EAGAIN        the first queue pair's 500th request
+  wc.write@3:RETRY_EXC              the third write fails, the rest flushes
+  wc.read~0.1%:REM_ACCESS; seed=7   one read in a thousand
+  wc[qp=2]@10..20:hold 30ms         completions that come late
+  wc.send@100:lost                  a completion that never comes
+  event@5s:PORT_ERR->after 2s->PORT_ACTIVE
+  cm.ESTABLISHED@2:UNREACHABLE      an event of librdmacm
+docs/faults.md has all of it.
+
 A FILE of --config is TOML: `polyverbs run --show` prints one to begin with.
 
 Examples:
@@ -60,6 +73,7 @@ Examples:
   polyverbs run --device iw0 -- rping -s
   polyverbs run --device name=mlx5_0,max_qp=100 -- ibv_devinfo
   polyverbs run --fault drop=1%,delay=1ms --pcap PACKETS -- ib_write_bw
+  polyverbs run --fail create_qp@11+:EBUSY -- PROGRAM
   polyverbs run --node B -- ibstat
   polyverbs run --as amd-ionic -- ibv_devinfo -v
   polyverbs run --as amd-ionic,aws-efa -- PROGRAM
@@ -85,6 +99,20 @@ pub(crate) struct Arguments {
     /// Faults of links, for frames that are sent: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
+    /// Make verbs, requests, completions and events fail by these rules; may be given several times. Afterwards each rule is
+    /// told with how often it has fired, and a rule that never has fails the run (status 125)
+    #[arg(long, value_name = "RULES")]
+    fail: Vec<String>,
+    /// As --fail, with rules from a file: one per line, `#` begins a comment
+    #[arg(long, value_name = "FILE")]
+    fail_file: Option<PathBuf>,
+    /// Seed of the chances in --fail: the same seed gives the same run
+    #[arg(long, value_name = "NUMBER")]
+    fail_seed: Option<u64>,
+    /// Write each rule that has fired, with its exact count, for --fail-file. The content of FILE is replaced when the program
+    /// has been found
+    #[arg(long, value_name = "FILE")]
+    fail_log: Option<PathBuf>,
     /// Write each verb that is called, with arguments and result; to standard error without a file. The content of FILE is
     /// replaced when the program has been found
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = STANDARD_ERROR)]
@@ -120,7 +148,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.profiles.len() > 1 {
         return in_turn::run(&arguments.profiles);
     }
-    let configuration = configuration(arguments)?;
+    let mut configuration = configuration(arguments)?;
     if arguments.show {
         print(configuration.to_text()?.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -134,6 +162,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let [profile] = &*arguments.profiles {
         tell_unmet(profile.profile())?;
     }
+    let log = faults::Log::of(&mut configuration)?;
     let libraries = Libraries::find_or_build()?;
     let root = root::make(&configuration, adapter::find(&configuration)?.as_ref())?;
     let prepared = libraries.named(&root).and_then(|named| {
@@ -150,7 +179,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // Reports the first error.
         let _ = fs::remove_dir_all(&root);
     })?;
-    let failed = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(rest)
         .env("LD_LIBRARY_PATH", in_front(folder, "LD_LIBRARY_PATH"))
         .env("LD_PRELOAD", in_front(redirect, "LD_PRELOAD"))
@@ -160,8 +190,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )
         .env("TSAN_OPTIONS", thread_options)
         .env(ROOT_VARIABLE, &root)
-        .env(VARIABLE, configuration.to_text()?)
-        .exec();
+        .env(VARIABLE, configuration.to_text()?);
+    let failed = match &configuration.fail {
+        None => command.exec(),
+        Some(rules) => match faults::supervise(&mut command, rules, log.path()) {
+            Ok(code) => return Ok(code),
+            Err(failed) => failed,
+        },
+    };
     // Nothing that would need dropping was started.
     let _ = fs::remove_dir_all(&root);
     let is_there = Path::new(program).exists();
@@ -212,9 +248,13 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 
 // Every process of the program appends to these files.
 fn empty(configuration: &Configuration) -> anyhow::Result<()> {
-    for file in [&configuration.trace, &configuration.pcap]
-        .into_iter()
-        .flatten()
+    for file in [
+        &configuration.trace,
+        &configuration.pcap,
+        &configuration.fail_log,
+    ]
+    .into_iter()
+    .flatten()
     {
         if file.as_os_str() != STANDARD_ERROR {
             File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
@@ -259,10 +299,25 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
     if let Some(file) = &arguments.pcap {
         configuration.pcap = Some(file.clone());
     }
+    if let Some(rules) = faults::rules(arguments)? {
+        configuration.fail = Some(rules);
+    }
+    if let Some(file) = &arguments.fail_log {
+        configuration.fail_log = Some(file.clone());
+    }
+    if configuration.fail_log.is_some() && configuration.fail.is_none() {
+        anyhow::bail!(
+            "--fail-log without --fail or --fail-file: there are no rules that could fire"
+        );
+    }
     // The program may be started in, or change to, another folder.
-    for file in [&mut configuration.trace, &mut configuration.pcap]
-        .into_iter()
-        .flatten()
+    for file in [
+        &mut configuration.trace,
+        &mut configuration.pcap,
+        &mut configuration.fail_log,
+    ]
+    .into_iter()
+    .flatten()
     {
         if file.as_os_str() != STANDARD_ERROR {
             *file = std::path::absolute(&*file)?;

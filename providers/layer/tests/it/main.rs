@@ -1,3 +1,5 @@
 //! The layer in front of emulated devices.
 
+mod faults;
+mod notation;
 mod transparent;
