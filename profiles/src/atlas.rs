@@ -36,7 +36,7 @@ impl<'a> Atlas<'a> {
         let mut row =
             |section, name: String, of: &dyn Fn(&'a Profile) -> Option<(String, &'a Evidence)>| {
                 let cells: Vec<_> = profiles.iter().map(of).collect();
-                // What nobody says anything about is no row.
+                // A row without any cell is left out.
                 if cells.iter().any(Option::is_some) {
                     rows.push(Row {
                         section,
@@ -281,9 +281,9 @@ fn escape(text: &str) -> String {
 const README: &str = "\
 # Atlas of RDMA devices
 
-What is publicly known of each class of RDMA devices, for people who write programs that must run on all of them. One table of all:
-[atlas.html](atlas.html), a page of its own, [atlas.text](atlas.text) and [atlas.json](atlas.json), which
-[atlas.schema.json](atlas.schema.json) describes. `polyverbs profile atlas --output docs/atlas` makes these files from the
+The public knowledge about each class of RDMA devices, for people who write programs that must run on all of them. All classes are in
+one table: [atlas.html](atlas.html) for a browser, [atlas.text](atlas.text) for a terminal, and [atlas.json](atlas.json), which
+[atlas.schema.json](atlas.schema.json) describes, for programs. `polyverbs profile atlas --output docs/atlas` makes these files from the
 [profiles](../profiles.md).
 
 Try it: `polyverbs run --as amd-ionic -- ibv_devinfo -v`.
@@ -293,8 +293,8 @@ Try it: `polyverbs run --as amd-ionic -- ibv_devinfo -v`.
 ";
 
 const SUBMIT: &str = "
-How sure a fact is: *measured* by our probes on such a device, read in the *source* of a driver or library, in an *output* that
-somebody published, or in a *report* of somebody. What nobody knows is a question mark.
+Each fact says how sure it is: *measured* by our probes on such a device, read in the *source* of a driver or library, in the
+published *output* of a tool, or in the *report* of one user. A question mark stands for an unknown fact.
 
 ## Send one from your machine
 
@@ -305,9 +305,9 @@ minute and change nothing:
 polyverbs profile record mlx5_0 > my-card.toml
 ```
 
-The file has no addresses, GUIDs, GIDs or names of machines: read it, name it after the class of the card, write what it is into
+The file has no addresses, GUIDs, GIDs or names of machines: read it, name it after the class of the card, write the name of the product into
 `summary`, and send it as one file in `profiles/cards/` in one pull request. [profile.schema.json](profile.schema.json) describes it;
-`polyverbs profile show ./my-card.toml` reads it and says what is wrong. Where the command cannot be run, the output of
+`polyverbs profile show ./my-card.toml` reads the file and names its faults. Where the command cannot be run, the output of
 `ibv_devinfo -v` will do: `polyverbs profile import devinfo.txt`.
 ";
 
@@ -340,6 +340,6 @@ td.report { box-shadow: inset .25rem 0 #cf222e; }
 <body>
 <header>
 <h1>Atlas of RDMA devices</h1>
-<p>What is publicly known of each class of devices. The mark of a cell says how sure it is; its title names the source. A question mark is what nobody knows.</p>
+<p>The public knowledge about each class of devices. The mark of a cell says how sure it is; its title names the source. A question mark stands for an unknown fact.</p>
 <p class="key"><span class="measured">measured by our probes</span><span class="source">source of a driver or library</span><span class="output">published output</span><span class="report">report</span></p>
 "##;

@@ -218,8 +218,8 @@ impl Default for Device {
 const NAME: usize = 64;
 
 impl Device {
-    /// Creates the emulated device in this process. `tap`, if any, captures its packets, and `met` is told of each quirk that
-    /// the program meets.
+    /// Creates the emulated device in this process. `tap`, if any, captures its packets, and `met` is called for each quirk
+    /// that the program meets.
     ///
     /// # Errors
     /// The address belongs to another user's device, or is not one of this machine.

@@ -90,7 +90,7 @@ fn a_region_with_every_right_is_refused() {
 }
 
 #[test]
-fn a_type_of_queue_pairs_that_is_not_there_has_the_errno_of_the_driver() {
+fn a_missing_type_of_queue_pairs_has_the_errno_of_the_driver() {
     const EOPNOTSUPP: i32 = 95;
     const EINVAL: i32 = 22;
     for (profile, errno) in [("amd-ionic", EOPNOTSUPP), ("broadcom-thor", EINVAL)] {

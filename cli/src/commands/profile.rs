@@ -1,4 +1,4 @@
-//! `polyverbs profile`: what is known of classes of real devices.
+//! `polyverbs profile`: profiles of classes of real devices.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -77,7 +77,7 @@ enum Command {
         #[arg(long)]
         unverified: bool,
     },
-    /// Make a profile of what somebody posted: `ibv_devinfo -v`, or the JSON of `polyverbs matrix`; prints TOML
+    /// Make a profile of a posted text: `ibv_devinfo -v`, or the JSON of `polyverbs matrix`; prints TOML
     Import {
         /// File with the text; - for standard input
         file: PathBuf,

@@ -138,7 +138,7 @@ fn devices_and_plans_of_cards_are_shown() {
 }
 
 #[test]
-fn what_was_posted_becomes_a_profile() {
+fn a_posted_text_becomes_a_profile() {
     let folder = Folder::new();
     let (posted, card) = (folder.path("posted.txt"), folder.path("card.toml"));
     fs::write(
@@ -185,7 +185,7 @@ fn a_program_runs_as_each_of_several_cards() {
         told.ends_with("==\nintel-x722  ran\nsiw-6.1     exit status 1\n"),
         "{told}"
     );
-    // What our devices have not is told, and what they have is not.
+    // Only the profile with more than our devices have is reported.
     let told = String::from_utf8(output.stderr).unwrap();
     let lines: Vec<_> = told.lines().collect();
     assert_eq!(lines.len(), 1, "{told}");
