@@ -36,7 +36,7 @@ pub struct Wanted {
 pub struct Answer {
     /// What the devices lack; `None` if they lack nothing.
     pub shortfall: Option<Shortfall>,
-    /// What the program requires and nobody knows of these devices.
+    /// The requirements of the program that no fact of the profile is about.
     pub unknown: Vec<String>,
 }
 

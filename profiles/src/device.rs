@@ -180,7 +180,7 @@ impl Profile {
         self.device_telling(options, except, Arc::new(|_, _| ()))
     }
 
-    /// As [`device`](Self::device); and `met` is told each time that a program meets a quirk.
+    /// As [`device`](Self::device); and `met` is called each time that a program meets a quirk.
     ///
     /// # Errors
     /// As for [`device`](Self::device).

@@ -13,7 +13,7 @@ use crate::error::{ProfileError, Source};
 use crate::format;
 use crate::profile::{Evidence, Fact, IdentityFacts, PortFacts, Profile, Sure};
 
-/// A profile that was made of what somebody posted.
+/// A profile that was made of a posted text.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Imported {
@@ -53,7 +53,7 @@ pub fn gid_layout(device: &DeviceAttributes) -> Option<Vec<GidSlot>> {
 const PERSONAL: [&str; 4] = ["hca_id", "node_guid", "sys_image_guid", "port"];
 
 impl Profile {
-    /// Makes a profile of a text that somebody posted: `ibv_devinfo -v` as it prints it, cut off or with lines of other
+    /// Makes a profile of a posted text: `ibv_devinfo -v` as it prints it, cut off or with lines of other
     /// versions, or the JSON of `polyverbs matrix`. `name` becomes the name of the profile, and `source` the source of its facts.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod ability;
+mod atlas;
 mod check;
 mod device;
 mod error;
@@ -29,6 +30,7 @@ mod shipped;
 mod show;
 
 pub use ability::Ability;
+pub use atlas::Atlas;
 pub use check::{Answer, Wanted};
 pub use device::{ProfileDeviceError, Unmet};
 pub use error::ProfileError;

@@ -75,9 +75,9 @@ pub enum Sure {
     Measured,
     /// It was read in the source of a driver or a library.
     Source,
-    /// It is in the output of a tool that somebody published.
+    /// It is in the published output of a tool.
     Output,
-    /// Somebody reported it.
+    /// It is in the report of one user.
     Report,
 }
 

@@ -219,7 +219,7 @@ impl Fact {
         text
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines: Vec<_> = self
             .named()
             .map(|(name, value)| format!("{name} {value}"))

@@ -229,7 +229,7 @@ const NAME: usize = 64;
 
 impl Device {
     /// Creates the emulated device in this process. `tap`, if any, captures its packets, `fabric` is the place of a device in a
-    /// fabric, and `met` is told of each quirk that the program meets.
+    /// fabric, and `met` is called for each quirk that the program meets.
     ///
     /// # Errors
     /// The address belongs to another user's device, or is not one of this machine; or there is no such place in a fabric.

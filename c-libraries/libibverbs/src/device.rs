@@ -67,7 +67,7 @@ fn fill(target: &mut [c_char], text: &str) {
     }
 }
 
-/// Tells the trace of the quirks that the program meets on a device.
+/// Returns the function that writes each quirk of a device that the program meets to the trace.
 fn met(device: String) -> Met {
     Arc::new(move |quirk, what| trace::quirk(&device, quirk, what))
 }

@@ -1,6 +1,7 @@
 //! The library as C programs see it.
 
 mod absent;
+mod cards;
 mod fails;
 mod forks;
 mod hostile;

@@ -1,4 +1,4 @@
-//! `polyverbs profile`: what is known of classes of real devices.
+//! `polyverbs profile`: profiles of classes of real devices.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use capability_matrix::{DeviceReport, Matrix};
 use clap::Subcommand;
 use polyverbs_configuration::ChosenProfile;
-use polyverbs_profiles::{Imported, Profile, ProfileError};
+use polyverbs_profiles::{Atlas, Imported, Profile, ProfileError};
 use serde_json::{Value, json};
 
 use crate::output::{BOLD, DIM, device, print, print_json, say, width, wrapped};
@@ -60,6 +60,12 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write the atlas: one table of all profiles, and a page for each
+    Atlas {
+        /// Folder for the files; those that are there are replaced
+        #[arg(long, short, value_name = "FOLDER")]
+        output: PathBuf,
+    },
     /// Make a profile of a device that is here: runs the conformance probes, and prints TOML
     Record {
         /// Name of the device
@@ -71,7 +77,7 @@ enum Command {
         #[arg(long)]
         unverified: bool,
     },
-    /// Make a profile of what somebody posted: `ibv_devinfo -v`, or the JSON of `polyverbs matrix`; prints TOML
+    /// Make a profile of a posted text: `ibv_devinfo -v`, or the JSON of `polyverbs matrix`; prints TOML
     Import {
         /// File with the text; - for standard input
         file: PathBuf,
@@ -97,6 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             second,
             json,
         } => diff(first.profile(), second.profile(), *json),
+        Command::Atlas { output } => atlas(output),
         Command::Record {
             device,
             name,
@@ -169,6 +176,15 @@ fn diff(first: &Profile, second: &Profile, json: bool) -> anyhow::Result<()> {
     }
     for (what, mine, other) in differences {
         say!("{BOLD}{what}{BOLD:#}: {mine} | {other}")?;
+    }
+    Ok(())
+}
+
+fn atlas(folder: &Path) -> anyhow::Result<()> {
+    let profiles = Profile::shipped()?;
+    for (name, text) in Atlas::of(&profiles).files()? {
+        let file = folder.join(name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
 }

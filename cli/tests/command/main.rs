@@ -15,6 +15,7 @@ mod fabric;
 mod hostile;
 mod interrupted;
 mod network;
+mod profiles;
 mod rds;
 mod real_devices;
 mod run;

@@ -18,7 +18,7 @@ fn each_shipped_profile_is_taken_on() {
         for fact in &profile.facts {
             for &(limit, value) in &fact.limits {
                 let offered = attributes.limits.value(limit);
-                // A limit that is beyond ours is told apart.
+                // A limit that is beyond ours is in the list of unmet ones.
                 let is_told = unmet
                     .iter()
                     .any(|it| matches!(it, Unmet::Limit { limit: told, .. } if *told == limit));
@@ -66,7 +66,7 @@ fn limits_beyond_ours_are_told() {
 }
 
 #[test]
-fn what_a_card_lacks_is_listed_when_it_is_opened() {
+fn opening_a_card_lists_everything_that_it_lacks() {
     let device = profile("amd-ionic")
         .device(&EmulatedOptions::default(), &[])
         .unwrap();

@@ -1,5 +1,6 @@
 //! Profiles of devices, and the emulated devices that take them on.
 
+mod atlas;
 mod devices;
 mod format;
 mod programs;

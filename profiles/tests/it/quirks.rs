@@ -31,7 +31,7 @@ sure = "measured"
 source = "this test"
 "#;
 
-/// The same device with the rule and without it, and the quirks that its programs have met.
+/// One device with a rule, an equal one without it, and the quirks that programs have met.
 struct Devices {
     quirky: Device,
     plain: Device,

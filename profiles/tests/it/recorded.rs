@@ -1,4 +1,4 @@
-//! Profiles that are recorded from a device or imported from what somebody posted.
+//! Profiles that are recorded from a device or imported from a posted text.
 
 use capability_matrix::Matrix;
 use polyverbs::capability::{GidSlot, GidType};
@@ -131,7 +131,7 @@ hca_id:\tmlx5_0
 \t\t\tmax_ms";
 
 #[test]
-fn a_posted_devinfo_becomes_a_profile_without_names_and_addresses() {
+fn a_profile_of_a_posted_text_has_no_names_and_addresses() {
     let imported = Profile::import("posted", "a page", POSTED).unwrap();
     let text = imported.profile.to_toml();
     for personal in ["506b", "526b", "192.168", "c0a8", "mlx5_0"] {
@@ -190,7 +190,7 @@ fn a_posted_devinfo_becomes_a_profile_without_names_and_addresses() {
 }
 
 #[test]
-fn what_is_no_output_is_refused() {
+fn other_texts_than_outputs_are_refused() {
     for (text, told) in [
         ("hello\n", "page: has no line of `ibv_devinfo -v`"),
         ("", "page: has no line of"),

@@ -11,7 +11,7 @@ use polyverbs_configuration::ChosenProfile;
 
 use crate::output::say;
 
-/// Runs this command once for each profile, and tells how each run has ended. Succeeds if every run has.
+/// Runs this command once for each profile, and prints the exit status of each run. Succeeds if every run has.
 pub(super) fn run(profiles: &[ChosenProfile]) -> anyhow::Result<ExitCode> {
     let command = env::current_exe().context("cannot find this command")?;
     let given: Vec<_> = env::args_os().skip(1).collect();

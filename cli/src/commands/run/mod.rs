@@ -222,7 +222,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(NOT_RUN))
 }
 
-/// Tells what the devices of a profile have and our devices have not: a program that fails for that would run on the card.
+/// Prints the features and limits of a profile that emulated devices do not reach: a program that fails for one of them would
+/// run on the card.
 fn tell_unmet(profile: &Profile) -> anyhow::Result<()> {
     let unmet = profile.unmet()?;
     if !unmet.is_empty() {

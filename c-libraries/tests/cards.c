@@ -1,0 +1,163 @@
+// The smallest parts of programs that have failed on cards: `cards WHAT`. Prints what a device of the card's profile answers.
+
+#include <errno.h>
+#include <string.h>
+
+#include "libraries.h"
+
+struct cap {
+	uint32_t send_wr, recv_wr, send_sge, recv_sge, inline_data;
+};
+struct qp_init {
+	void *qp_context, *send_cq, *recv_cq, *srq;
+	struct cap cap;
+	int type, all_signaled;
+};
+struct qp {
+	void *context, *qp_context, *pd, *send_cq, *recv_cq, *srq;
+	uint32_t handle, qp_num;
+};
+struct path {
+	uint8_t dgid[16];
+	uint32_t flow_label;
+	uint8_t sgid_index, hop_limit, traffic_class;
+	uint16_t dlid;
+	uint8_t sl, source_bits, rate, is_global, port;
+};
+struct attr {
+	int state, now, mtu, migration;
+	uint32_t qkey, rq_psn, sq_psn, peer, access;
+	struct cap cap;
+	struct path path, other;
+	uint16_t pkey, other_pkey;
+	uint8_t notify, draining, rd_atomic, dest_rd_atomic, min_rnr_timer, port, timeout, retry, rnr_retry;
+	uint8_t other_port, other_timeout;
+	uint32_t rate;
+};
+struct srq_init {
+	void *srq_context;
+	uint32_t wr, sge, limit;
+};
+struct device_attr {
+	char fw_ver[64];
+	uint64_t node_guid, sys_image_guid, max_mr_size, page_size_cap;
+	uint32_t vendor_id, vendor_part_id, hw_ver;
+	int max_qp, max_qp_wr;
+	unsigned flags;
+	int max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd, max_qp_rd_atom, max_ee_rd_atom, max_res_rd_atom;
+	int init_rd_atom, init_ee, atomic_cap;
+	int rest[32];
+};
+
+struct qp *ibv_create_qp(void *pd, struct qp_init *init);
+int ibv_modify_qp(struct qp *qp, struct attr *attr, int mask);
+int ibv_query_device(void *context, struct device_attr *attr);
+int ibv_query_gid(void *context, uint8_t port, int index, void *gid);
+
+enum { RC = 2, UC = 3, UD = 4, INIT = 1, RTR = 2 };
+
+static void *context, *pd, *cq;
+
+static struct qp *make(int type, void *srq, uint32_t recv_wr)
+{
+	struct qp_init init = { .send_cq = cq, .recv_cq = cq, .srq = srq, .cap = { 4, recv_wr, 1, 1, 0 }, .type = type };
+	errno = 0;
+	return ibv_create_qp(pd, &init);
+}
+
+static void device(void)
+{
+	struct device_attr attr;
+	ibv_query_device(context, &attr);
+	printf("%04x:%u %s max_qp %d max_res_rd_atom %d atomic_cap %d\n", attr.vendor_id, attr.vendor_part_id, attr.fw_ver,
+	       attr.max_qp, attr.max_res_rd_atom, attr.atomic_cap);
+}
+
+// Makes queue pairs of a type until one fails, gives one back and makes one again.
+static void qps(int type)
+{
+	struct qp *made[64];
+	int count = 0;
+	while (count < 64 && (made[count] = make(type, NULL, 4)))
+		count++;
+	printf("%d queue pairs, error %d\n", count, errno);
+	if (count == 0 || count == 64)
+		return;
+	ibv_destroy_qp(made[--count]);
+	made[count] = make(type, NULL, 4);
+	printf("one more: %s\n", made[count] ? "made" : "refused");
+}
+
+static void regions(void)
+{
+	static char memory[4096];
+	int count = 0;
+	errno = 0;
+	while (count < 200 && ibv_reg_mr(pd, memory, sizeof memory, 1))
+		count++;
+	printf("%d regions, error %d\n", count, errno);
+}
+
+static void rights(void)
+{
+	static char memory[4096];
+	errno = 0;
+	void *all = ibv_reg_mr(pd, memory, sizeof memory, 15);
+	printf("with atomics: error %d\n", all ? 0 : errno);
+	errno = 0;
+	void *few = ibv_reg_mr(pd, memory, sizeof memory, 7);
+	printf("without: error %d\n", few ? 0 : errno);
+}
+
+static int ready(struct qp *qp, struct qp *peer, int depth)
+{
+	struct attr init = { .state = INIT, .port = 1 };
+	if (ibv_modify_qp(qp, &init, 1 | 1 << 3 | 1 << 4 | 1 << 5))
+		return -1;
+	struct attr rtr = { .state = RTR, .mtu = 3, .peer = peer->qp_num, .dest_rd_atomic = depth, .min_rnr_timer = 12 };
+	rtr.path.is_global = 1;
+	rtr.path.port = 1;
+	ibv_query_gid(context, 1, 0, rtr.path.dgid);
+	int mask = 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20;
+	return ibv_modify_qp(qp, &rtr, mask);
+}
+
+// Two queue pairs that serve so many reads each.
+static void depth(int each)
+{
+	struct qp *one = make(RC, NULL, 4), *other = make(RC, NULL, 4);
+	int first = ready(one, other, each);
+	printf("%d reads each: error %d, error %d\n", each, first, ready(other, one, each));
+}
+
+static void unused(void)
+{
+	struct srq_init init = { .wr = 16, .sge = 1 };
+	void *srq = ibv_create_srq(pd, &init);
+	printf("0 receives: error %d\n", make(RC, srq, 0) ? 0 : errno);
+	printf("too many receives: error %d\n", make(RC, srq, 1000000) ? 0 : errno);
+}
+
+int main(int count, char **arguments)
+{
+	void **list = ibv_get_device_list(NULL);
+	context = ibv_open_device(list[0]);
+	pd = ibv_alloc_pd(context);
+	cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	const char *what = arguments[1];
+	if (!strcmp(what, "device"))
+		device();
+	else if (!strcmp(what, "rc"))
+		qps(RC);
+	else if (!strcmp(what, "uc"))
+		qps(UC);
+	else if (!strcmp(what, "regions"))
+		regions();
+	else if (!strcmp(what, "rights"))
+		rights();
+	else if (!strcmp(what, "depth"))
+		depth(atoi(arguments[2]));
+	else if (!strcmp(what, "unused"))
+		unused();
+	return 0;
+}
