@@ -515,8 +515,9 @@ fn a_rule_that_never_fired_fails_a_run_that_succeeded() {
 #[test]
 fn a_signal_to_the_command_reaches_the_supervised_program() {
     // The program ends only if the signal comes back to it.
-    let program = "trap 'exit 7' TERM; kill -TERM $PPID; kill -0 $PPID && read -r line; exit 1";
-    let (status, _) = supervised("reg_mr:EIO", &["sh", "-c", program]);
+    let waits = "sleep 60 >/dev/null 2>&1 & trap \"kill $!; exit 7\" TERM";
+    let program = format!("{waits}; kill -TERM $PPID; wait; exit 1");
+    let (status, _) = supervised("reg_mr:EIO", &["sh", "-c", &program]);
     assert_eq!(status, Some(7));
 }
 
