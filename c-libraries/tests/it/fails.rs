@@ -7,6 +7,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use polyverbs_layer::LIBRARY_CALLS;
+
 use crate::program::compile;
 
 const DEVICES: [(&str, &str); 2] = [("ib0", "roce"), ("iw0", "iwarp")];
@@ -299,4 +301,25 @@ fn what_has_fired_can_be_replayed_with_exact_counts() {
     let replayed = run(DEVICES[0], &first.log.join("\n"));
     assert_eq!(replayed.lines, first.lines);
     assert_eq!(replayed.log, first.log);
+}
+
+#[test]
+fn each_call_that_a_rule_can_name_is_a_function_of_the_library() {
+    let exported = [
+        include_str!("../../symbols/libibverbs.txt"),
+        include_str!("../../symbols/librdmacm.txt"),
+        include_str!("../../symbols/rdma-core-65.txt"),
+    ];
+    let names = exported.iter().flat_map(|list| list.split(['@', '\n']));
+    let names: HashSet<_> = names.map(|name| name.trim_start_matches('_')).collect();
+    // Programs call these through the table of a context.
+    let slots = include_str!("../../libibverbs/src/open.rs");
+    for call in LIBRARY_CALLS {
+        let function = format!("ibv_{call}");
+        let is_slot = slots.contains(&format!("slot!(\"{function}\""));
+        assert!(
+            is_slot || names.contains(call) || names.contains(&*function),
+            "{call}"
+        );
+    }
 }
