@@ -11,6 +11,8 @@ use verbs_api::{
 
 use verbs_api::provider::backend::{ConnectError, Refusal, Token};
 
+use crate::long_queue::release;
+
 /// A connection request, or a request to resolve a datagram service, in a listener's backlog.
 pub(crate) trait QueuedRequest: Send + 'static {
     /// Returns the backend's token of the request.
@@ -74,6 +76,7 @@ impl<T: QueuedRequest> Backlog<T> {
         let is_it = |one: &T| one.token() == Some(token);
         let place = state.waiting.iter().position(is_it);
         let one = place.and_then(|place| state.waiting.remove(place));
+        release(&mut state.waiting);
         drop(state);
         drop(one);
     }
@@ -92,6 +95,7 @@ impl<T: QueuedRequest> Backlog<T> {
             0 => state.waiting.pop_front(),
             _ => None,
         };
+        release(&mut state.waiting);
         let first = match (first, &state.over) {
             (Some(first), _) => Some(Ok(first)),
             (None, Some(over)) => Some(Err(over.clone().into())),
@@ -202,6 +206,7 @@ impl Drop for RemovalWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::long_queue::KEPT;
 
     impl QueuedRequest for u64 {
         fn token(&self) -> Option<Token> {
@@ -235,6 +240,21 @@ mod tests {
         assert_eq!(queue.lock().takers.len(), 1);
         queue.push(3);
         assert_eq!(taken(waits), 3);
+    }
+
+    #[test]
+    fn a_flood_of_requests_leaves_no_memory() {
+        let queue = Backlog::<u64>::new(0);
+        for withdraws in [false, true] {
+            (0..10_000).for_each(|number| queue.push(number));
+            for number in 0..10_000 {
+                match withdraws {
+                    true => queue.withdraw(Token(number)),
+                    false => assert_eq!(taken(queue.next()), number),
+                }
+            }
+            assert!(queue.lock().waiting.capacity() <= KEPT);
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod connector;
 mod datagrams;
 pub mod ib;
 mod in_process;
+mod long_queue;
 pub mod mpa;
 mod notice;
 mod ping;

@@ -27,6 +27,7 @@ use super::types::{
 };
 use super::{Manager, ManagerOptions};
 use super::{liveness, private};
+use crate::long_queue::release;
 use crate::notice::Notice;
 use crate::panics::FirstPanic;
 use crate::port_space::PortSpace;
@@ -218,6 +219,7 @@ impl State {
             return None;
         }
         let next = self.notices.pop_front();
+        release(&mut self.notices);
         *notifies = next.is_some();
         self.is_notifying = *notifies;
         next

@@ -18,6 +18,7 @@ use super::limits::{Counts, ManagerOptions};
 use super::probed::Probed;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
+use crate::long_queue::release;
 
 /// The lowest service ID that is assigned to a listener without one of its own (IBTA annex A3).
 const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
@@ -167,12 +168,16 @@ impl Manager {
 
     /// Returns the next message to send; `None` if there is none.
     pub fn poll_message(&mut self) -> Option<Outgoing> {
-        self.outgoing.pop_front()
+        let next = self.outgoing.pop_front();
+        release(&mut self.outgoing);
+        next
     }
 
     /// Returns the next event for the program; `None` if there is none.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let next = self.events.pop_front();
+        release(&mut self.events);
+        next
     }
 
     /// Returns when to call [`handle_timeout`](Self::handle_timeout); `None` if no timer runs.

@@ -19,6 +19,7 @@ use std::{ptr, slice};
 
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use polyverbs::emulated::{is_own_descriptor, without_own_descriptors};
+use polyverbs::memory::copy;
 use polyverbs::provider::wait_for_threads;
 use polyverbs_abi::address;
 use polyverbs_rds::{Outgoing, Sleeping};
@@ -101,6 +102,7 @@ pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_
         if kind & !flags != libc::SOCK_SEQPACKET || protocol != 0 {
             return Err(Errno::SOCKTNOSUPPORT);
         }
+        operations::outlive_faults()?;
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         let (socket, descriptor) = Socket::new(nonblocking, kind & libc::SOCK_CLOEXEC != 0)?;
         match table::insert(descriptor.as_raw_fd(), socket) {
@@ -223,8 +225,8 @@ pub unsafe extern "C" fn polyverbs_rds_sendmsg(
     flags: c_int,
 ) -> isize {
     count(|| {
-        // SAFETY: the program passes null or a valid message.
-        let message = unsafe { message.as_ref() }.ok_or(Errno::FAULT)?;
+        // SAFETY: the program passes a pointer to a message.
+        let message = unsafe { found(message) }?;
         // SAFETY: the program passes a valid message.
         unsafe { send_message(&*find(fd)?, message, flags) }
     })
@@ -300,11 +302,15 @@ pub unsafe extern "C" fn polyverbs_rds_recvfrom(
     length: *mut socklen_t,
 ) -> isize {
     count(|| {
-        // SAFETY: the program's buffer has this many bytes.
-        let target = unsafe { room(target, size) }?;
         let socket = find(fd)?;
+        let part = iovec {
+            iov_base: target,
+            iov_len: size,
+        };
+        // SAFETY: the program's buffer has this many bytes.
+        let mut target = unsafe { targets(&socket, &[part]) }?;
         let mut none = Room::new(&mut []);
-        let received = receive(&socket, &mut [IoSliceMut::new(target)], &mut none, flags)?;
+        let received = receive(&socket, &mut target, &mut none, flags)?;
         if !address.is_null() {
             // SAFETY: the program passes the pointers that the C function requires.
             unsafe { write_source(received.from, address, length) }?;
@@ -321,8 +327,8 @@ pub unsafe extern "C" fn polyverbs_rds_recvmsg(
     flags: c_int,
 ) -> isize {
     count(|| {
-        // SAFETY: the program passes null or a valid message.
-        let message = unsafe { message.as_mut() }.ok_or(Errno::FAULT)?;
+        // SAFETY: the program passes a pointer to a message.
+        let message = unsafe { found_mut(message) }?;
         // SAFETY: the program passes a valid message.
         unsafe { receive_message(&*find(fd)?, message, flags) }
     })
@@ -340,7 +346,13 @@ pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
     answer(|| {
         let socket = find(fd)?;
         // SAFETY: the program's array has `count` messages, and the time is valid or null.
-        let (messages, time) = unsafe { (messages_of(messages, count)?, time.as_ref()) };
+        let (messages, time) = unsafe {
+            let time = match time.is_null() {
+                true => None,
+                false => Some(found(time)?),
+            };
+            (messages_of(messages, count)?, time)
+        };
         let time = time.map(|time| {
             Duration::new(
                 time.tv_sec.max(0) as u64,
@@ -384,9 +396,9 @@ pub unsafe extern "C" fn polyverbs_rds_readv(
 ) -> isize {
     count(|| {
         let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
-        // SAFETY: the program's list has `length` parts.
-        let mut target = unsafe { targets(list, length, Errno::INVAL) }?;
         let socket = find(fd)?;
+        // SAFETY: the program's list has `length` parts.
+        let mut target = unsafe { targets(&socket, parts(list, length, Errno::INVAL)?) }?;
         if target.iter().all(|part| part.is_empty()) {
             return Ok(0);
         }
@@ -453,7 +465,7 @@ pub unsafe extern "C" fn polyverbs_rds_getsockopt(
     done(|| {
         let socket = find(fd)?;
         // SAFETY: null, or the length of the program's buffer at `value`.
-        let room = unsafe { length.as_mut() }.ok_or(Errno::FAULT)?;
+        let room = unsafe { found_mut(length) }?;
         let size = usize::try_from((*room).cast_signed()).map_err(|_| Errno::INVAL)?;
         let Kept::Here(number) = options::get(&socket, level, name, size)? else {
             // SAFETY: the program passes the pointers that the C function requires.
@@ -518,13 +530,13 @@ pub unsafe extern "C" fn polyverbs_rds_ioctl(
             (libc::FIONREAD, Some(socket)) => {
                 let bytes = socket.rds.next_length().unwrap_or(0) as c_int;
                 // SAFETY: null, or room for the number.
-                *unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)? = bytes;
+                *unsafe { found_mut(argument.cast::<c_int>()) }? = bytes;
                 Ok(0)
             }
             // All messages have this type of service.
             (SIOCRDSGETTOS, Some(_)) => {
                 // SAFETY: null, or room for the number.
-                *unsafe { argument.cast::<u8>().as_mut() }.ok_or(Errno::FAULT)? = 0;
+                *unsafe { found_mut(argument.cast::<u8>()) }? = 0;
                 Ok(0)
             }
             // The kernel would report the bytes of the Unix socket that backs the descriptor, not of the RDS socket.
@@ -795,7 +807,10 @@ unsafe fn receive_message(
     // SAFETY: the caller keeps the contract of this function.
     let (mut target, control) = unsafe {
         (
-            targets(message.msg_iov, message.msg_iovlen, Errno::MSGSIZE)?,
+            targets(
+                socket,
+                parts(message.msg_iov, message.msg_iovlen, Errno::MSGSIZE)?,
+            )?,
             room(message.msg_control, message.msg_controllen)?,
         )
     };
@@ -893,11 +908,10 @@ unsafe fn read_address(
     if length < size_of::<libc::sa_family_t>() || length > size_of_val(&copy) {
         return Err(Errno::INVAL);
     }
-    if address.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller keeps the contract of this function, and `copy` has room for this many bytes.
-    unsafe { ptr::copy_nonoverlapping(address.cast(), (&raw mut copy).cast::<u8>(), length) };
+    // SAFETY: the caller keeps the contract of this function.
+    let bytes = unsafe { bytes(address.cast(), length) }?;
+    // SAFETY: `copy` has room for this many bytes.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut copy).cast::<u8>(), length) };
     let address = address::read(&copy).ok_or(unknown_family)?;
     if length < address::length(address) {
         return Err(Errno::INVAL);
@@ -931,7 +945,7 @@ unsafe fn write_name(
     room: *mut socklen_t,
 ) -> Result<(), Errno> {
     // SAFETY: the caller keeps the contract of this function.
-    let room = unsafe { room.as_mut() }.ok_or(Errno::FAULT)?;
+    let room = unsafe { found_mut(room) }?;
     let size = usize::try_from(room.cast_signed()).map_err(|_| Errno::INVAL)?;
     // SAFETY: `name` is an address of this length.
     let name = unsafe { slice::from_raw_parts(ptr::from_ref(name).cast::<u8>(), length) };
@@ -953,12 +967,37 @@ unsafe fn write_source(
     unsafe { write_name(&name, from.map_or(0, address::length), target, room) }
 }
 
+// Whether these bytes of a program can be accessed. It costs an access to each page.
+fn is_there(at: *const c_void, length: usize, is_written: bool) -> bool {
+    // SAFETY: the program says that the memory is its own.
+    let accessible = |at| unsafe { copy::accessible(at, length, is_written) };
+    length == 0 || !at.is_null() && length <= isize::MAX as usize && accessible(at.cast()) == length
+}
+
+// SAFETY of the callers: null, or a pointer to a value that stays while the result is used.
+unsafe fn found<'a, T>(at: *const T) -> Result<&'a T, Errno> {
+    match is_there(at.cast(), size_of::<T>(), false) {
+        // SAFETY: the caller keeps the contract of this function.
+        true => unsafe { at.as_ref() }.ok_or(Errno::FAULT),
+        false => Err(Errno::FAULT),
+    }
+}
+
+// SAFETY of the callers: as for `found`, and nothing else uses the value meanwhile.
+unsafe fn found_mut<'a, T>(at: *mut T) -> Result<&'a mut T, Errno> {
+    match is_there(at.cast(), size_of::<T>(), true) {
+        // SAFETY: the caller keeps the contract of this function.
+        true => unsafe { at.as_mut() }.ok_or(Errno::FAULT),
+        false => Err(Errno::FAULT),
+    }
+}
+
 // SAFETY of the callers: the bytes are readable while the result is used.
 unsafe fn bytes<'a>(at: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
     if length == 0 {
         return Ok(&[]);
     }
-    if at.is_null() || length > isize::MAX as usize {
+    if !is_there(at, length, false) {
         return Err(Errno::FAULT);
     }
     // SAFETY: the caller keeps the contract of this function.
@@ -970,7 +1009,7 @@ unsafe fn room<'a>(at: *mut c_void, length: usize) -> Result<&'a mut [u8], Errno
     if length == 0 {
         return Ok(&mut []);
     }
-    if at.is_null() || length > isize::MAX as usize {
+    if !is_there(at, length, true) {
         return Err(Errno::FAULT);
     }
     // SAFETY: the caller keeps the contract of this function.
@@ -989,7 +1028,7 @@ unsafe fn parts<'a>(
     if count == 0 {
         return Ok(&[]);
     }
-    if list.is_null() {
+    if !is_there(list.cast(), count * size_of::<iovec>(), false) {
         return Err(Errno::FAULT);
     }
     // SAFETY: the caller keeps the contract of this function.
@@ -1010,19 +1049,43 @@ unsafe fn sources<'a>(
         .collect()
 }
 
-// SAFETY of the callers: the list has `count` parts, whose bytes are writable while the result is used.
-unsafe fn targets<'a>(
-    list: *const iovec,
-    count: usize,
-    too_many: Errno,
-) -> Result<Vec<IoSliceMut<'a>>, Errno> {
-    // SAFETY: the caller keeps the contract of this function.
-    let parts = unsafe { parts(list, count, too_many) }?.iter();
-    parts
+// The buffers for the next message of a socket. The kernel fails only where the message itself has no room: a program may name
+// more bytes than it has. SAFETY of the callers: the bytes are writable while the result is used.
+unsafe fn targets<'a>(socket: &Socket, parts: &[iovec]) -> Result<Vec<IoSliceMut<'a>>, Errno> {
+    let is_named = |part: &iovec| {
+        let end = part.iov_base.addr().checked_add(part.iov_len);
+        part.iov_len == 0
+            || !part.iov_base.is_null() && end.is_some_and(|_| part.iov_len <= isize::MAX as usize)
+    };
+    if !parts.iter().all(is_named) {
+        return Err(Errno::FAULT);
+    }
+    let has_room = |mut length: usize| {
+        parts.iter().all(|part| {
+            let used = part.iov_len.min(length);
+            length -= used;
+            is_there(part.iov_base, used, true)
+        })
+    };
+    let all = parts
+        .iter()
+        .fold(0, |all: usize, part| all.saturating_add(part.iov_len));
+    if all > TOUCHED || !has_room(all) {
+        let needed = socket.rds.next_length().unwrap_or(all);
+        if !has_room(needed.min(all)) {
+            return Err(Errno::FAULT);
+        }
+    }
+    let slices = parts.iter().map(|part| match part.iov_len {
+        0 => &mut [],
         // SAFETY: the caller keeps the contract of this function.
-        .map(|part| unsafe { room(part.iov_base, part.iov_len) }.map(IoSliceMut::new))
-        .collect()
+        length => unsafe { slice::from_raw_parts_mut(part.iov_base.cast(), length) },
+    });
+    Ok(slices.map(IoSliceMut::new).collect())
 }
+
+/// The most bytes of buffers of which each page is accessed before it is known how long the next message is.
+const TOUCHED: usize = 64 << 10;
 
 // SAFETY of the callers: the array has `count` messages.
 unsafe fn messages_of<'a>(
@@ -1032,11 +1095,11 @@ unsafe fn messages_of<'a>(
     if count == 0 {
         return Ok(&mut []);
     }
-    if messages.is_null() {
-        return Err(Errno::FAULT);
-    }
     // One call handles at most this many messages.
     let count = (count as usize).min(libc::UIO_MAXIOV as usize);
+    if !is_there(messages.cast(), count * size_of::<mmsghdr>(), true) {
+        return Err(Errno::FAULT);
+    }
     // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts_mut(messages, count) })
 }

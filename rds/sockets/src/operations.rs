@@ -70,7 +70,6 @@ unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMess
     let mut mapped = None;
     let control = match kind {
         RDS_CMSG_RDMA_ARGS => {
-            outlive_faults()?;
             // SAFETY: the caller keeps the contract of this function.
             Control::Rdma(unsafe { rdma(first_words(data)?) }?)
         }
@@ -88,7 +87,6 @@ unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMess
         | RDS_CMSG_ATOMIC_CSWP
         | RDS_CMSG_MASKED_ATOMIC_FADD
         | RDS_CMSG_MASKED_ATOMIC_CSWP => {
-            outlive_faults()?;
             // SAFETY: the caller keeps the contract of this function.
             Control::Atomic(unsafe { atomic(kind, first_words(data)?) })
         }
@@ -118,12 +116,19 @@ pub(crate) unsafe fn get_mr(
     if !make_resident(address as *const u8, length as usize, true) {
         return Err(Errno::FAULT);
     }
-    outlive_faults()?;
+    let cookie_at = cookie_at as *mut u64;
+    let is_there = || {
+        let cookie_at = cookie_at.cast::<u8>();
+        // SAFETY: memory of the program.
+        unsafe { copy::accessible(cookie_at, size_of::<u64>(), true) == size_of::<u64>() }
+    };
+    if !cookie_at.is_null() && !is_there() {
+        return Err(Errno::FAULT);
+    }
     // SAFETY: the caller keeps the contract of this function.
     let memory = unsafe { local(address, length) };
     let flags = RdmaFlags::from_bits_truncate(flags);
     let cookie = socket.rds.get_mr(memory, flags).map_err(errno)?;
-    let cookie_at = cookie_at as *mut u64;
     if !cookie_at.is_null() {
         // SAFETY: the caller keeps the contract of this function.
         unsafe { cookie_at.write_unaligned(cookie.0) };
@@ -217,12 +222,12 @@ unsafe fn atomic(
     }
 }
 
-/// Installs handlers of SIGSEGV and SIGBUS by which accesses to registered memory survive that the program has unmapped or
-/// protected it. The kernel pins such memory; without the handlers, a peer that knows the key would end the process.
+/// Installs handlers of SIGSEGV and SIGBUS by which accesses survive to memory that is not mapped or protected: a call then
+/// fails with `EFAULT`, and a peer that knows the key of memory that the program has unmapped since does not end the process.
 ///
 /// # Errors
 /// The handlers cannot be installed.
-fn outlive_faults() -> Result<(), Errno> {
+pub(crate) fn outlive_faults() -> Result<(), Errno> {
     copy::outlive_faults(libc::sigaction)
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
 }

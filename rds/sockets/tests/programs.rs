@@ -119,6 +119,12 @@ fn the_number_of_a_socket_that_was_closed_elsewhere_is_a_files() {
     does("closed_elsewhere");
 }
 
+// covers 8.20
+#[test]
+fn memory_that_is_not_mapped_fails_a_call_and_loses_no_message() {
+    does("nowhere");
+}
+
 #[test]
 fn no_hostile_argument_ends_the_process() {
     does("hostile");

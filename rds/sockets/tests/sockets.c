@@ -778,6 +778,52 @@ static void hostile(void) {
     for (int each = 0; each < 8; each++) close(fds[each]);
 }
 
+/* Calls with memory that is not mapped, or that cannot be written, fail as the kernel's do, and the message waits. */
+static void nowhere(void) {
+    int a = bound(HERE, 4000), b = bound(HERE, 4001);
+    struct sockaddr_in to = at(HERE, 4001), from;
+    socklen_t size = sizeof from;
+    char *pages = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *read_only = pages + 4096, *hole = pages + 2 * 4096, *end = read_only - 4;
+    IS(mprotect(read_only, 4096, PROT_READ), 0);
+    IS(munmap(hole, 4096), 0);
+
+    FAILS(bind(socket(AF_RDS, SOCK_SEQPACKET, 0), (void *)hole, sizeof to), EFAULT);
+    FAILS(connect(a, (void *)hole, sizeof to), EFAULT);
+    FAILS(sendto(a, hole, 5, 0, (void *)&to, sizeof to), EFAULT);
+    FAILS(sendto(a, hole - 4, 5, 0, (void *)&to, sizeof to), EFAULT);
+    FAILS(sendto(a, "hello", 5, 0, (void *)hole, sizeof to), EFAULT);
+    FAILS(sendmsg(a, (void *)hole, 0), EFAULT);
+    FAILS(recvmsg(b, (void *)hole, MSG_DONTWAIT), EFAULT);
+    FAILS(sendmmsg(a, (void *)hole, 1, 0), EFAULT);
+    FAILS(writev(a, (void *)hole, 1), EFAULT);
+    FAILS(setsockopt(a, SOL_SOCKET, SO_SNDBUF, hole, 4), EFAULT);
+    FAILS(getsockopt(a, SOL_SOCKET, SO_SNDBUF, read_only, &size), EFAULT);
+    FAILS(getsockopt(a, SOL_SOCKET, SO_SNDBUF, &from, (void *)hole), EFAULT);
+    FAILS(getsockname(a, (void *)read_only, &size), EFAULT);
+    FAILS(ioctl(a, FIONREAD, read_only), EFAULT);
+    struct iovec part = {hole, 5};
+    struct msghdr message = {&to, sizeof to, &part, 1, NULL, 0, 0};
+    FAILS(sendmsg(a, &message, 0), EFAULT);
+    part.iov_base = "hello";
+    message.msg_control = hole, message.msg_controllen = 64;
+    FAILS(sendmsg(a, &message, 0), EFAULT);
+
+    IS(sendto(a, read_only, 5, 0, (void *)&to, sizeof to), 5);
+    FAILS(recv(b, hole, 64, 0), EFAULT);
+    FAILS(recv(b, read_only, 64, 0), EFAULT);
+    FAILS(recv(b, end, 64, 0), EFAULT);
+    FAILS(recv(b, hole, 1 << 20, 0), EFAULT);
+    FAILS(recvfrom(b, into, 64, MSG_PEEK, (void *)read_only, &size), EFAULT);
+    struct iovec two[] = {{into, 2}, {end, 64}};
+    message = (struct msghdr){NULL, 0, two, 2, NULL, 0, 0};
+    /* Only the message needs room, not the buffer that the program names. */
+    IS(recvmsg(b, &message, 0), 5);
+    IS(sendto(a, "hello", 5, 0, (void *)&to, sizeof to), 5);
+    IS(recv(b, end - 1, 1 << 20, 0), 5);
+    IS(memcmp(end - 1, "hello", 5), 0);
+}
+
 static int ended(pid_t child) {
     int status;
     IS(waitpid(child, &status, 0), child);
@@ -1138,7 +1184,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
-        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"closed_elsewhere", closed_elsewhere}, {"busy", busy}, {"gone", gone}, {"hostile", hostile},
+        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"closed_elsewhere", closed_elsewhere}, {"busy", busy}, {"gone", gone}, {"hostile", hostile}, {"nowhere", nowhere},
         {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"gone_memory", gone_memory}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {

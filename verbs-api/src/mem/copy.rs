@@ -94,6 +94,35 @@ pub unsafe fn compare_exchange_u64(word: *mut u64, compare: u64, swap: u64) -> u
     before
 }
 
+/// Returns how many of the `len` bytes from `at` the process can read and, if `is_written`, write: all, or those before the
+/// first page that it cannot. Costs an access to each page, and changes no byte, whatever other threads write there. Call
+/// [`outlive_faults`] before, without which such a page ends the process. On processors other than x86-64 this returns `len`.
+///
+/// # Safety
+/// What can be written is the program's own memory, not that of a device.
+#[must_use]
+pub unsafe fn accessible(at: *const u8, len: usize, is_written: bool) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut done = 0;
+        while done < len {
+            let byte = at.wrapping_add(done);
+            // SAFETY: a fault is survived, and the byte does not change.
+            unsafe {
+                match is_written {
+                    true => x86_64::touch_to_write(byte),
+                    false => x86_64::touch(byte),
+                }
+            }
+            again!(return done);
+            done += faults::PAGE - byte.addr() % faults::PAGE;
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, is_written);
+    len
+}
+
 #[inline]
 fn is_aligned(dst: *mut u8, src: *const u8) -> bool {
     (dst.addr() | src.addr()) & 7 == 0
@@ -342,6 +371,30 @@ mod x86_64 {
                 inout("rax") compare => before, options(nostack));
         }
         before
+    }
+
+    /// Reads a byte for the sake of a fault.
+    ///
+    /// # Safety
+    /// A fault is survived.
+    #[inline]
+    pub(super) unsafe fn touch(byte: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            access!("test byte ptr [{byte}], 0"; byte = in(reg) byte, options(nostack, readonly));
+        }
+    }
+
+    /// Writes a byte as it is, at one moment, for the sake of a fault.
+    ///
+    /// # Safety
+    /// A fault is survived.
+    #[inline]
+    pub(super) unsafe fn touch_to_write(byte: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            access!("lock or byte ptr [{byte}], 0"; byte = in(reg) byte, options(nostack));
+        }
     }
 
     /// Lengths in bytes for which `rep movsb` is faster than a loop of vectors: neither short, nor so long that source and

@@ -105,7 +105,7 @@ pub(super) fn was_ours() -> bool {
     ours
 }
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// The memory of this process, accessed through the kernel, which may read and write pages that are protected from the
 /// process.
@@ -200,7 +200,7 @@ mod tests {
 
     use libc::{MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE};
 
-    use super::super::copy::outlive_faults;
+    use super::super::copy::{accessible, outlive_faults};
     use super::PAGE;
     use crate::mem::Span;
 
@@ -282,6 +282,34 @@ mod tests {
             pages.protect(PROT_READ | PROT_WRITE);
             assert_eq!(bytes(pages.span()), [7; PAGES * PAGE]);
         }
+    }
+
+    #[test]
+    fn what_the_process_may_access_is_found_without_a_change() {
+        let pages = Pages::new(MAP_PRIVATE | MAP_ANONYMOUS, -1);
+        // SAFETY: the mapping is of this test alone.
+        let found = |from: usize, length, is_written| unsafe {
+            accessible(at::<u8>(pages.0 + from), length, is_written)
+        };
+        let rest = PAGES * PAGE - 10;
+        assert_eq!(
+            (found(10, rest, false), found(10, rest, true)),
+            (rest, rest)
+        );
+        // SAFETY: the mapping is of this test alone.
+        let limit = |page: usize, rights| unsafe {
+            libc::mprotect(at(pages.0 + page * PAGE), PAGE, rights)
+        };
+        assert_eq!((limit(2, PROT_READ), limit(3, PROT_NONE)), (0, 0));
+        assert_eq!(found(10, rest, false), 3 * PAGE - 10);
+        assert_eq!(found(10, rest, true), 2 * PAGE - 10);
+        assert_eq!(found(2 * PAGE, 1, true), 0);
+        assert_eq!(found(2 * PAGE - 1, 1, true), 1);
+        assert_eq!(found(3 * PAGE, 0, true), 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { accessible(at(usize::MAX - 8), 9, false) }, 0);
+        pages.protect(PROT_READ | PROT_WRITE);
+        assert_eq!(bytes(pages.span()), [7; PAGES * PAGE]);
     }
 
     #[test]
