@@ -124,7 +124,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     }
 
     /// Returns whether frames to this queue pair wait in this process for room in shared memory. Further frames should wait in
-    /// their queue pairs, because the link drops what is too much.
+    /// their queue pairs, because the link drops frames beyond a limit.
     fn is_crowded(&self, to: LinkAddress, qpn: u32) -> bool {
         self.inner().is_some_and(|link| link.is_crowded(to, qpn))
     }
