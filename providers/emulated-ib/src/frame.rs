@@ -36,6 +36,13 @@ pub(crate) fn max_joined(qp: &Qp, to: Option<LinkAddress>, qpn: u32) -> Option<u
     qp.device.network().link()?.max_joined(to?, qpn)
 }
 
+/// Returns whether frames to the queue pair `qpn` at `to` wait in this process for room in shared memory.
+#[inline]
+pub(crate) fn is_crowded(qp: &Qp, to: Option<LinkAddress>, qpn: u32) -> bool {
+    let link = qp.device.network().link().zip(to);
+    link.is_some_and(|(link, to)| link.is_crowded(to, qpn))
+}
+
 /// Sends a frame over the link to the port `to`. Without a link or while the port is down, the frame is dropped.
 #[inline]
 pub(crate) fn send(

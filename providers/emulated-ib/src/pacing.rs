@@ -25,6 +25,9 @@ pub(crate) fn piece(room: Option<usize>, mtu_shift: u8) -> u32 {
 pub(crate) const READ_AT_ONCE: u32 = 64;
 pub(crate) const READ_EVERY: Duration = Duration::from_micros(50);
 
+/// How often a queue pair checks whether the frames of others that wait for room in shared memory have left.
+pub(crate) const CROWDED_FOR: Duration = Duration::from_millis(1);
+
 /// The smallest window, in packets.
 const LEAST: u32 = 2;
 /// Bytes and packets of the first window; the larger of the two applies.

@@ -246,6 +246,7 @@ fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<
         && !request.flags.contains(SendFlags::FENCE)
         && rest.rnr_until.is_none()
         && under_way(half, psn) < rest.window.size()
+        && !frame::is_crowded(qp, rest.peer_address, rest.peer_qpn)
         && (!takes_receive(&request.op) || has_credit(half, half.queue.len()));
     if !may_leave {
         return Executed::Keep;
@@ -795,8 +796,12 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
                 continue;
             }
         }
+        let is_paced = qp.qp_type == QpType::Rc;
+        if is_paced && waits_for_room(qp, half, cx) {
+            break;
+        }
         start(qp.qp_type, half, index);
-        let full = qp.qp_type == QpType::Rc && is_full(qp, half, index);
+        let full = is_paced && is_full(qp, half, index);
         if full || !step(qp, half, index, cx) {
             break;
         }
@@ -809,6 +814,16 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if outstanding && half.driver.rest.rnr_until.is_none() {
         begin_ack_wait(qp, half, cx);
     }
+}
+
+// Returns whether no frame may leave because others wait for room in shared memory. The queue pair is then woken later.
+fn waits_for_room(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
+    let rest = &half.driver.rest;
+    let is_crowded = frame::is_crowded(qp, rest.peer_address, rest.peer_qpn);
+    if is_crowded {
+        qp.wake_at(half, cx.soon().after(pacing::CROWDED_FOR));
+    }
+    is_crowded
 }
 
 fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
@@ -25,9 +26,9 @@ use verbs_api::{
 use crate::answer::{Answer, Refusal};
 use crate::header::{Body, Header, IpFields, Nak, Position, SendExtra, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
-use crate::pacing::{READ_AT_ONCE, READ_EVERY};
+use crate::pacing::{CROWDED_FOR, READ_AT_ONCE, READ_EVERY};
 use crate::relay::{self, Relay, Repeats};
-use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
+use crate::{Cx, Qp, QpRef, Receiving, answer, extension, frame};
 
 /// The length of the longest message in bytes.
 const LONGEST: u32 = 1 << 31;
@@ -896,16 +897,27 @@ fn serve_queue_pair(qp: &QpRef, now: Time) {
 }
 
 fn serve_next(qp: &QpRef, now: Time) {
+    let (to, peer_qpn) = {
+        let rest = &qp.responder().driver.rest;
+        (rest.peer_address, rest.peer_qpn)
+    };
+    if frame::is_crowded(qp, to, peer_qpn) {
+        return serve_after(qp, now, CROWDED_FOR);
+    }
     let progress = Cx::run(&qp.device, Some(now), |cx| {
         serve_some(qp, &mut qp.responder(), READ_AT_ONCE, cx)
     });
     // The rest of a long response leaves later, so that other queue pairs are served meanwhile.
     if progress == Progress::Some {
-        let me = qp.clone();
-        let go_on = move |now| serve_next(&me, now);
-        let timers = qp.device.network().timers();
-        timers.add(now.after(READ_EVERY), Box::new(go_on));
+        serve_after(qp, now, READ_EVERY);
     }
+}
+
+fn serve_after(qp: &QpRef, now: Time, wait: Duration) {
+    let me = qp.clone();
+    let go_on = move |now| serve_next(&me, now);
+    let timers = qp.device.network().timers();
+    timers.add(now.after(wait), Box::new(go_on));
 }
 
 /// Stores an answer for a duplicate of the request.

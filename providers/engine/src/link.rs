@@ -142,6 +142,12 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().and_then(|link| link.exchange(to, qpn))
     }
 
+    /// Returns whether frames to this queue pair wait in this process for room in shared memory. Further frames should wait in
+    /// their queue pairs, because the link drops frames beyond a limit.
+    fn is_crowded(&self, to: LinkAddress, qpn: u32) -> bool {
+        self.inner().is_some_and(|link| link.is_crowded(to, qpn))
+    }
+
     /// Notes that the devices of this process have sent the answers to all frames that [`progress`](Self::progress) has
     /// delivered so far, and keep no acknowledge back. The thread that delivers calls this. A link over shared memory reports
     /// it to the other processes, for their [`exchange`](Self::exchange).

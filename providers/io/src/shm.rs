@@ -526,8 +526,8 @@ impl ShmPort {
         any
     }
 
-    /// Reports to the writers that all records which this process has read are answered, except to those for whom answers wait
-    /// for room.
+    /// Reports to the writers that this process has answered all records that it has read. A writer whose answers wait for room
+    /// gets no report yet.
     pub(crate) fn note_answers(&self, readers: &mut Readers) {
         for (index, reader) in readers.0.iter_mut().enumerate() {
             let Some(reader) = reader

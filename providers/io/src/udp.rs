@@ -777,6 +777,14 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         is_here.then(|| self.lease.exchange(QpnRange::of_qpn(qpn)))?
     }
 
+    fn is_crowded(&self, to: LinkAddress, qpn: u32) -> bool {
+        let memory = self.lease.memory().filter(|memory| memory.waits());
+        memory.is_some_and(|memory| {
+            let is_here = self.socket_address(to) == Some(self.lease.address());
+            is_here && memory.waiting(QpnRange::of_qpn(qpn)).0 > 0
+        })
+    }
+
     fn all_answered(&self) {
         if let Some(memory) = self.lease.memory() {
             memory.note_answers(&mut self.inbound.lock().readers);

@@ -7,6 +7,7 @@ mod bar;
 mod control;
 mod crowd;
 mod idle;
+mod load;
 mod misses;
 mod one_sided;
 mod part;
@@ -49,6 +50,7 @@ struct Arguments {
 enum Bench {
     Bar(bar::Arguments),
     Idle(idle::Arguments),
+    Load(load::Arguments),
     OneSided(one_sided::Arguments),
     Raw(raw::Arguments),
     Rds(rds::Arguments),
@@ -70,6 +72,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let parts = match &arguments.bench {
         Bench::Bar(bar) => bar::parts(bar),
         Bench::Idle(idle) => idle::parts(idle),
+        Bench::Load(load) => load::parts(load),
         Bench::OneSided(one_sided) => one_sided::parts(one_sided),
         Bench::Raw(raw) => raw::parts(raw),
         Bench::Rds(rds) => rds::parts(rds),

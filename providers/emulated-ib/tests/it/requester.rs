@@ -272,6 +272,40 @@ fn frames_unread_in_shared_memory_cost_no_retry() {
     assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
 }
 
+#[test]
+fn requests_wait_while_frames_of_others_wait_for_room() {
+    let rig = Rig::new(Setup {
+        retry_cnt: 0,
+        timeout: 8,
+        ..Setup::default()
+    });
+    let long = ack_timeout(8).unwrap() * 100;
+    rig.wire.set_crowded(Some(rig.b.address()));
+    post_write(&rig, 1);
+    rig.a
+        .post(wr::Write::new(rig.a.sge(0, 1 << 16), rig.b.remote(0)).signaled(2));
+    rig.run_for(long);
+    assert_eq!((rig.a.done(), rig.requests().len()), (vec![], 0));
+    rig.wire.set_crowded(None);
+    rig.run_for(long);
+    assert_eq!(rig.a.done(), ok([1, 2]));
+    assert_eq!(rig.a.qp.counters().retransmissions, 0);
+}
+
+#[test]
+fn a_read_is_served_when_no_frame_waits_for_room() {
+    let rig = Rig::rc();
+    let long = ack_timeout(8).unwrap();
+    rig.wire.set_crowded(Some(rig.a.address()));
+    rig.a
+        .post(wr::Read::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+    rig.run_for(long);
+    assert_eq!(rig.answers(), []);
+    rig.wire.set_crowded(None);
+    rig.run_for(long);
+    assert_eq!(rig.a.done(), ok([1]));
+}
+
 // covers 3.60
 #[test]
 fn a_late_answer_undoes_the_effects_of_a_timeout() {

@@ -49,6 +49,7 @@ struct State {
     rule: Option<Rule>,
     exchange: Option<Exchange>,
     answered: usize,
+    crowded: Option<LinkAddress>,
 }
 
 /// A link without delay that follows the test's rules.
@@ -77,6 +78,11 @@ impl Wire {
     /// Makes the link report this exchange, as if frames went through shared memory.
     pub fn set_exchange(&self, exchange: Exchange) {
         self.state().exchange = Some(exchange);
+    }
+
+    /// Makes the link report from now on that frames to this address, and to no other, wait for room in shared memory.
+    pub fn set_crowded(&self, to: Option<LinkAddress>) {
+        self.state().crowded = to;
     }
 
     /// Returns how many frames the devices had sent when they last reported that they had answered all.
@@ -118,6 +124,10 @@ impl Link<Header> for Wire {
 
     fn exchange(&self, _to: LinkAddress, _qpn: u32) -> Option<Exchange> {
         self.state().exchange
+    }
+
+    fn is_crowded(&self, to: LinkAddress, _qpn: u32) -> bool {
+        self.state().crowded == Some(to)
     }
 
     fn all_answered(&self) {
