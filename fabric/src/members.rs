@@ -11,12 +11,11 @@ use polyverbs_management::agent_table::{
     Limits, Patience, RegisterError, Registration as Table, SendError, Timeout,
 };
 use polyverbs_management::rmpp::{self, Progress, Receiver, Sender};
-use polyverbs_management::{Address, AgentId, AgentTable, Recipient};
+use polyverbs_management::{Address, AgentId, AgentTable, Port, Recipient};
 use polyverbs_wire::mad::rmpp::rmpp_type;
 use polyverbs_wire::mad::{MAD_LEN, MadHeader, method};
 use serde::{Deserialize, Serialize};
 
-use crate::files;
 use crate::protocol::{MOST_ROUTES, Notice, PortEvent, PortReport, Route};
 use crate::subnet::{Arrival, Subnet, Traffic};
 use crate::topology::{End, NodeKind, Topology};
@@ -214,17 +213,11 @@ impl Fabric {
         self.subnet.count_traffic(at, traffic);
     }
 
-    /// Returns the text of a file of an adapter, by its path below the adapter's folder: `ports/1/state`. `None` if there is no such
-    /// file about a port.
-    pub fn file(&mut self, node: &str, path: &str) -> Option<String> {
+    /// Returns a port of an adapter with its present counters; `None` if there is none.
+    pub fn counted_port(&mut self, node: &str, number: u8) -> Option<&Port> {
         let node = self.adapter(node)?;
-        let (number, file) = path.strip_prefix("ports/")?.split_once('/')?;
         self.subnet.count(node);
-        let port = self.subnet.node(node)?.port(number.parse().ok()?)?;
-        let (narrow, wide) = port.counters();
-        let files = files::of_port(&PortReport::new(port), &narrow, &wide);
-        let mut found = files.into_iter().filter(|(name, _)| name == file);
-        found.next().map(|(_, text)| text)
+        self.subnet.node(node)?.port(number)
     }
 
     /// Says that a member has a verbs device. Returns the address of its frames, and the port as it is; changes follow by

@@ -21,6 +21,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with};
 
+use crate::files;
 use crate::members::{Delivery, Fabric, MemberId, Outgoing, Refusal};
 use crate::protocol::{
     Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request, decode_file_request,
@@ -184,7 +185,7 @@ impl Process {
             return;
         }
         if let Some((node, path)) = decode_file_request(&message.bytes) {
-            let text = self.fabric.file(node, path).unwrap_or_default();
+            let text = self.file(node, path).unwrap_or_default();
             if let Some(to) = message.attached {
                 let parts = [IoSlice::new(text.as_bytes())];
                 let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
@@ -205,6 +206,17 @@ impl Process {
             let attached = counters.as_ref().map(|it| it.as_fd());
             let _ = sockets::send(to.as_fd(), &parts, attached, SendFlags::DONTWAIT);
         }
+    }
+
+    /// The text of a file of an adapter, by its path below the adapter's folder: `ports/1/state`. `None` if there is no such file
+    /// about a port.
+    fn file(&mut self, node: &str, path: &str) -> Option<String> {
+        let (number, file) = path.strip_prefix("ports/")?.split_once('/')?;
+        let port = self.fabric.counted_port(node, number.parse().ok()?)?;
+        let (narrow, wide) = port.counters();
+        let files = files::of_port(&PortReport::new(port), &narrow, &wide);
+        let mut found = files.into_iter().filter(|(name, _)| name == file);
+        found.next().map(|(_, text)| text)
     }
 
     /// Makes a program one with a verbs device, which adds to the counters of its port.

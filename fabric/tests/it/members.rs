@@ -127,7 +127,7 @@ fn directed(route: &[u8], method: u8, attribute: u16) -> Vec<u8> {
     data
 }
 
-// covers 8.69
+// covers 6.14, 8.69
 #[test]
 fn a_request_reaches_the_one_agent_of_its_class_and_method() {
     let mut rig = Rig::new();
@@ -254,6 +254,7 @@ fn the_agents_of_a_program_end_with_it() {
     assert_eq!(rig.fabric.register(other, &wanted), Ok(0));
 }
 
+// covers 6.14
 #[test]
 fn one_program_of_a_port_is_its_subnet_manager() {
     let mut rig = Rig::new();

@@ -14,14 +14,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("polyverbs-wire", &[]),
     // The agents of nodes know formats, and neither the engine nor a transport.
     ("polyverbs-management", &["polyverbs-wire"]),
-    // A fabric carries datagrams of management, and knows no device.
+    // A fabric carries datagrams of management, and knows no device. The memory in which devices count is that of `polyverbs-io`.
     (
         "polyverbs-fabric",
-        &["polyverbs-management", "polyverbs-wire"],
+        &[
+            "verbs-api",
+            "polyverbs-management",
+            "polyverbs-wire",
+            "polyverbs-io",
+        ],
     ),
     // Links with a wire are generic over the codec that a driver gives them.
     ("polyverbs-io", &["verbs-api", "polyverbs-engine"]),
-    // Drivers do not know each other. Only InfiniBand has agents for a subnet manager.
+    // Drivers do not know each other. Only InfiniBand has agents for a subnet manager, and ports of a fabric.
     (
         "emulated-ib",
         &[
@@ -30,6 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-wire",
             "polyverbs-management",
             "polyverbs-io",
+            "polyverbs-fabric",
         ],
     ),
     ("emulated-iwarp", DRIVER),
