@@ -17,7 +17,7 @@ use polyverbs_wire::mad::{MAD_LEN, MadHeader, method};
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::{MOST_ROUTES, Notice, PortEvent, PortReport, Route};
-use crate::subnet::{Arrival, Subnet, Traffic};
+use crate::subnet::{Arrival, LinkError, Subnet, Traffic};
 use crate::topology::{End, NodeKind, Topology};
 use crate::transfers::{self, Arriving, Key, Leaving, Transfers};
 
@@ -163,6 +163,11 @@ impl Fabric {
     /// Cuts or joins the link of a port.
     pub fn set_link(&mut self, at: End, is_up: bool) {
         self.subnet.set_link(at, is_up);
+    }
+
+    /// Has a port count an error of its link and report it.
+    pub fn fail_link(&mut self, at: End, error: LinkError) {
+        self.subnet.fail_link(at, error);
     }
 
     /// Returns the adapter with this name, or the first one if the name is empty.

@@ -269,6 +269,10 @@ impl Process {
             Request::Describe { node } => {
                 return Ok(Reply::Node(Box::new(self.describe(&node)?)));
             }
+            Request::Fail { node, port, error } => {
+                let at = self.end(&node, port)?;
+                self.fabric.fail_link(at, error);
+            }
             Request::Register(registration) => {
                 let agent = self.fabric.register(attached?, &registration)?;
                 return Ok(Reply::Agent(agent));
@@ -304,9 +308,14 @@ impl Process {
     }
 
     fn set_link(&mut self, node: &str, port: u8, is_up: bool) -> Result<(), Refusal> {
-        let (node, _) = self.fabric.subnet().named(node).ok_or(Refusal::NoPort)?;
-        self.fabric.set_link(End { node, port }, is_up);
+        let at = self.end(node, port)?;
+        self.fabric.set_link(at, is_up);
         Ok(())
+    }
+
+    fn end(&self, node: &str, port: u8) -> Result<End, Refusal> {
+        let (node, _) = self.fabric.subnet().named(node).ok_or(Refusal::NoPort)?;
+        Ok(End { node, port })
     }
 
     fn send(&mut self, token: u64, front: Front, data: Vec<u8>) {

@@ -14,6 +14,7 @@ use polyverbs_wire::mad::smp::{NodeInfo, PortInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::members::{Delivery, Outgoing, Registration};
+use crate::subnet::LinkError;
 
 /// What a program asks the process for, and waits for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +35,15 @@ pub enum Request {
     Describe {
         /// The name of the node.
         node: String,
+    },
+    /// Has a port count an error of its link.
+    Fail {
+        /// The name of the node.
+        node: String,
+        /// The number of the port.
+        port: u8,
+        /// The error.
+        error: LinkError,
     },
     /// Registers an agent.
     Register(Registration),
