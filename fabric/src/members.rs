@@ -109,7 +109,7 @@ struct Member {
     device: Option<Device>,
 }
 
-/// What a member with a verbs device has been told.
+/// The notices that a member with a verbs device has had.
 #[derive(Debug)]
 struct Device {
     /// The version of the subnet that the member knows; `None` if it does not know any.
@@ -239,7 +239,7 @@ impl Fabric {
             events: Vec::new(),
         };
         member.device = Some(device(None, None));
-        // The others are told of the new device; this one learns the rest from the reply.
+        // The others get a notice of the new device; this one has the reply.
         for other in self.members.values_mut() {
             if let Some(device) = &mut other.device {
                 device.version = None;
@@ -290,11 +290,11 @@ impl Fabric {
         })
     }
 
-    /// Returns the next member with a verbs device that is to be told of a change, and the change; `None` if there is none.
-    /// While a subnet manager is at work the notices wait a moment, so that each tells of many changes.
+    /// Returns the next notice for a member with a verbs device; `None` if there is none.
+    /// While a subnet manager is at work the notices wait a moment, so that each covers many changes.
     pub fn poll_notice(&mut self, now: Duration) -> Option<(MemberId, Notice)> {
         self.collect_events();
-        // All members are told at one time.
+        // All members get their notices at one time.
         let is_going_on = self.told == Some(now);
         if self.next_notice().is_none_or(|due| due > now) && !is_going_on {
             return None;

@@ -108,7 +108,7 @@ impl Process {
         let now = self.now();
         self.fabric.expire(now);
         self.deliver();
-        self.tell(now);
+        self.notify(now);
         Ok(true)
     }
 
@@ -240,8 +240,8 @@ impl Process {
         Ok((Reply::Carrier { at, notice }, Some(counters)))
     }
 
-    /// Tells programs with verbs devices what has changed.
-    fn tell(&mut self, now: Duration) {
+    /// Sends notices of changed ports to the programs that have verbs devices there.
+    fn notify(&mut self, now: Duration) {
         let mut kept = Vec::new();
         while let Some((member, notice)) = self.fabric.poll_notice(now) {
             let token = self.by_member.get(&member);

@@ -181,7 +181,7 @@ impl Subnet {
     }
 
     /// Returns the port of an adapter to which packets of data with this LID go from a port, by the tables of the switches
-    /// between; `None` if the LID is nobody's, a table does not lead there, or a port on the way is not active.
+    /// between; `None` if no port has the LID, a table does not lead there, or a port on the way is not active.
     pub fn destination(&self, from: End, lid: u16) -> Option<End> {
         let is_active = |at: End| {
             let state = self.port(at).map(|port| port.info().port_state);

@@ -1,6 +1,6 @@
 //! The port of a device in a fabric that another process holds (`polyverbs_fabric`).
 //!
-//! That process has the state of the port, which is the same for all programs there, and tells the device of each change. Frames
+//! That process has the state of the port, which is the same for all programs there, and sends the device a notice of each change. Frames
 //! do not go through it: they go from device to device, between addresses of the loopback network, of which each port has one.
 //! The process says to which address the LID of another port leads by the tables of the switches. A frame to any other LID is
 //! dropped.
@@ -41,7 +41,7 @@ pub struct FabricPort {
     totals: PortTotals,
 }
 
-/// The port as its device has been told.
+/// The port as of the last notice.
 struct State {
     notice: Notice,
     /// What programs do not know yet.
@@ -105,11 +105,11 @@ impl FabricPort {
     /// Cuts or joins the link. Without a process there is no link.
     pub(super) fn set_link(&self, state: PhysState) {
         let is_up = !matches!(state, PhysState::Disabled | PhysState::Sleep);
-        // The process tells the device what has become of it.
+        // A notice shows the state of the link afterwards.
         let _ = self.attachment.set_link(is_up);
     }
 
-    /// Asks for the way to a port that the device has not been told of yet. The port may have come up this moment.
+    /// Asks for the way to a port of which the device has had no notice yet. The port may have come up this moment.
     pub(crate) fn prepare(&self, to: LinkAddress) {
         let is_known = |lid| self.routes.read().by_lid.contains_key(&lid);
         if matches!(to, LinkAddress::Lid(lid) if !is_known(lid))
@@ -126,7 +126,7 @@ impl FabricPort {
         super::lane(&notice.sl_to_vl, notice.port.info().operational_vls, sl)
     }
 
-    /// Has a device follow what the process tells.
+    /// Has a device follow the notices of the process.
     pub(crate) fn watch(self: &Arc<Self>, device: &Arc<Device>) -> io::Result<()> {
         let (port, device) = (Arc::downgrade(self), Arc::downgrade(device));
         self.attachment.watch(move |news| {

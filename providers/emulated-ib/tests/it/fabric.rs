@@ -251,7 +251,7 @@ fn a_lid_to_which_no_table_leads_does_not_answer() {
     let mut table: LinearForwardingTable = query::get(&mut querier, &switch, 0).unwrap();
     table.ports.0[2] = 0xff;
     query::set(&mut querier, &switch, 0, &table).unwrap();
-    // A packet that leaves before the device is told arrives still.
+    // A packet that leaves before the device has its notice arrives still.
     let status = until_some(|| {
         let status = rig.a.write(&rig.b, 8);
         (status != WcStatus::Success).then_some(status)
