@@ -1,4 +1,4 @@
-//! A verbs device's end of a connection to the process that holds a fabric: it is told of each change of its port, and attaches
+//! A verbs device's end of a connection to the process that holds a fabric, which sends it a notice of each change of its port. The device attaches
 //! again when the process has gone and another one has come.
 
 use std::io;
@@ -66,18 +66,18 @@ impl Attachment {
         &self.node
     }
 
-    /// Starts a thread that calls `tell` for all news, until that returns `false` or the attachment is dropped.
+    /// Starts a thread that calls `hear` for all news, until that returns `false` or the attachment is dropped.
     ///
     /// # Errors
     /// There is no such thread.
     pub fn watch(
         self: &Arc<Self>,
-        mut tell: impl FnMut(News) -> bool + Send + 'static,
+        mut hear: impl FnMut(News) -> bool + Send + 'static,
     ) -> io::Result<()> {
         let (attachment, stop) = (Arc::downgrade(self), Arc::clone(&self.stop));
         start_thread("polyverbs-fabric", move || {
             while let Some(news) = next(&attachment, &stop) {
-                if !tell(news) {
+                if !hear(news) {
                     return;
                 }
             }

@@ -11,14 +11,13 @@ use polyverbs_management::agent_table::{
     Limits, Patience, RegisterError, Registration as Table, SendError, Timeout,
 };
 use polyverbs_management::rmpp::{self, Progress, Receiver, Sender};
-use polyverbs_management::{Address, AgentId, AgentTable, Recipient};
+use polyverbs_management::{Address, AgentId, AgentTable, Port, Recipient};
 use polyverbs_wire::mad::rmpp::rmpp_type;
 use polyverbs_wire::mad::{MAD_LEN, MadHeader, method};
 use serde::{Deserialize, Serialize};
 
-use crate::files;
 use crate::protocol::{MOST_ROUTES, Notice, PortEvent, PortReport, Route};
-use crate::subnet::{Arrival, Subnet, Traffic};
+use crate::subnet::{Arrival, LinkError, Subnet, Traffic};
 use crate::topology::{End, NodeKind, Topology};
 use crate::transfers::{self, Arriving, Key, Leaving, Transfers};
 
@@ -110,7 +109,7 @@ struct Member {
     device: Option<Device>,
 }
 
-/// What a member with a verbs device has been told.
+/// The notices that a member with a verbs device has had.
 #[derive(Debug)]
 struct Device {
     /// The version of the subnet that the member knows; `None` if it does not know any.
@@ -166,6 +165,11 @@ impl Fabric {
         self.subnet.set_link(at, is_up);
     }
 
+    /// Has a port count an error of its link and report it.
+    pub fn fail_link(&mut self, at: End, error: LinkError) {
+        self.subnet.fail_link(at, error);
+    }
+
     /// Returns the adapter with this name, or the first one if the name is empty.
     pub fn adapter(&self, name: &str) -> Option<usize> {
         let mut nodes = self.subnet.nodes().enumerate();
@@ -214,17 +218,11 @@ impl Fabric {
         self.subnet.count_traffic(at, traffic);
     }
 
-    /// Returns the text of a file of an adapter, by its path below the adapter's folder: `ports/1/state`. `None` if there is no such
-    /// file about a port.
-    pub fn file(&mut self, node: &str, path: &str) -> Option<String> {
+    /// Returns a port of an adapter with its present counters; `None` if there is none.
+    pub fn counted_port(&mut self, node: &str, number: u8) -> Option<&Port> {
         let node = self.adapter(node)?;
-        let (number, file) = path.strip_prefix("ports/")?.split_once('/')?;
         self.subnet.count(node);
-        let port = self.subnet.node(node)?.port(number.parse().ok()?)?;
-        let (narrow, wide) = port.counters();
-        let files = files::of_port(&PortReport::new(port), &narrow, &wide);
-        let mut found = files.into_iter().filter(|(name, _)| name == file);
-        found.next().map(|(_, text)| text)
+        self.subnet.node(node)?.port(number)
     }
 
     /// Says that a member has a verbs device. Returns the address of its frames, and the port as it is; changes follow by
@@ -241,7 +239,7 @@ impl Fabric {
             events: Vec::new(),
         };
         member.device = Some(device(None, None));
-        // The others are told of the new device; this one learns the rest from the reply.
+        // The others get a notice of the new device; this one has the reply.
         for other in self.members.values_mut() {
             if let Some(device) = &mut other.device {
                 device.version = None;
@@ -292,11 +290,11 @@ impl Fabric {
         })
     }
 
-    /// Returns the next member with a verbs device that is to be told of a change, and the change; `None` if there is none.
-    /// While a subnet manager is at work the notices wait a moment, so that each tells of many changes.
+    /// Returns the next notice for a member with a verbs device; `None` if there is none.
+    /// While a subnet manager is at work the notices wait a moment, so that each covers many changes.
     pub fn poll_notice(&mut self, now: Duration) -> Option<(MemberId, Notice)> {
         self.collect_events();
-        // All members are told at one time.
+        // All members get their notices at one time.
         let is_going_on = self.told == Some(now);
         if self.next_notice().is_none_or(|due| due > now) && !is_going_on {
             return None;

@@ -21,6 +21,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with};
 
+use crate::files;
 use crate::members::{Delivery, Fabric, MemberId, Outgoing, Refusal};
 use crate::protocol::{
     Front, LONGEST_REQUEST, NodeReport, PortReport, Reply, Request, decode_file_request,
@@ -107,7 +108,7 @@ impl Process {
         let now = self.now();
         self.fabric.expire(now);
         self.deliver();
-        self.tell(now);
+        self.notify(now);
         Ok(true)
     }
 
@@ -184,7 +185,7 @@ impl Process {
             return;
         }
         if let Some((node, path)) = decode_file_request(&message.bytes) {
-            let text = self.fabric.file(node, path).unwrap_or_default();
+            let text = self.file(node, path).unwrap_or_default();
             if let Some(to) = message.attached {
                 let parts = [IoSlice::new(text.as_bytes())];
                 let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
@@ -205,6 +206,17 @@ impl Process {
             let attached = counters.as_ref().map(|it| it.as_fd());
             let _ = sockets::send(to.as_fd(), &parts, attached, SendFlags::DONTWAIT);
         }
+    }
+
+    /// The text of a file of an adapter, by its path below the adapter's folder: `ports/1/state`. `None` if there is no such file
+    /// about a port.
+    fn file(&mut self, node: &str, path: &str) -> Option<String> {
+        let (number, file) = path.strip_prefix("ports/")?.split_once('/')?;
+        let port = self.fabric.counted_port(node, number.parse().ok()?)?;
+        let (narrow, wide) = port.counters();
+        let files = files::of_port(&PortReport::new(port), &narrow, &wide);
+        let mut found = files.into_iter().filter(|(name, _)| name == file);
+        found.next().map(|(_, text)| text)
     }
 
     /// Makes a program one with a verbs device, which adds to the counters of its port.
@@ -228,8 +240,8 @@ impl Process {
         Ok((Reply::Carrier { at, notice }, Some(counters)))
     }
 
-    /// Tells programs with verbs devices what has changed.
-    fn tell(&mut self, now: Duration) {
+    /// Sends notices of changed ports to the programs that have verbs devices there.
+    fn notify(&mut self, now: Duration) {
         let mut kept = Vec::new();
         while let Some((member, notice)) = self.fabric.poll_notice(now) {
             let token = self.by_member.get(&member);
@@ -256,6 +268,10 @@ impl Process {
             Request::BecomeSm => self.fabric.become_sm(attached?)?,
             Request::Describe { node } => {
                 return Ok(Reply::Node(Box::new(self.describe(&node)?)));
+            }
+            Request::Fail { node, port, error } => {
+                let at = self.end(&node, port)?;
+                self.fabric.fail_link(at, error);
             }
             Request::Register(registration) => {
                 let agent = self.fabric.register(attached?, &registration)?;
@@ -292,9 +308,14 @@ impl Process {
     }
 
     fn set_link(&mut self, node: &str, port: u8, is_up: bool) -> Result<(), Refusal> {
-        let (node, _) = self.fabric.subnet().named(node).ok_or(Refusal::NoPort)?;
-        self.fabric.set_link(End { node, port }, is_up);
+        let at = self.end(node, port)?;
+        self.fabric.set_link(at, is_up);
         Ok(())
+    }
+
+    fn end(&self, node: &str, port: u8) -> Result<End, Refusal> {
+        let (node, _) = self.fabric.subnet().named(node).ok_or(Refusal::NoPort)?;
+        Ok(End { node, port })
     }
 
     fn send(&mut self, token: u64, front: Front, data: Vec<u8>) {

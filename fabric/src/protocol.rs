@@ -14,6 +14,7 @@ use polyverbs_wire::mad::smp::{NodeInfo, PortInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::members::{Delivery, Outgoing, Registration};
+use crate::subnet::LinkError;
 
 /// What a program asks the process for, and waits for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,12 +29,21 @@ pub enum Request {
     /// Says that the program is a subnet manager at its port, until the connection ends.
     BecomeSm,
     /// Says that the program has a verbs device at its port, and asks for the [address](Reply::Carrier) of its frames. From
-    /// then on the connection carries a [`Notice`] at each change, and is used for nothing else.
+    /// then on the connection carries a [`Notice`] at each change, and no MADs.
     Carry,
     /// Describes a node. An empty name is that of the first adapter.
     Describe {
         /// The name of the node.
         node: String,
+    },
+    /// Has a port count an error of its link.
+    Fail {
+        /// The name of the node.
+        node: String,
+        /// The number of the port.
+        port: u8,
+        /// The error.
+        error: LinkError,
     },
     /// Registers an agent.
     Register(Registration),
@@ -95,7 +105,7 @@ pub struct Notice {
     pub port: PortReport,
     /// The virtual lane by service level.
     pub sl_to_vl: [u8; 16],
-    /// What has happened since the last notice, in this order.
+    /// The events since the last notice, in their order.
     pub events: Vec<PortEvent>,
     /// The ports with verbs devices: at most [`MOST_ROUTES`].
     pub routes: Vec<Route>,

@@ -13,12 +13,14 @@ use polyverbs_management::{
     Abilities, Address, Carried, Event, GlobalRoute, NextHop, Node, Port, SwitchAbilities,
 };
 use polyverbs_wire::layout::Octets;
+use polyverbs_wire::mad::notice::{KeyViolation, trap};
 use polyverbs_wire::mad::perf::PERF_CLASS;
 use polyverbs_wire::mad::smp::{
-    MAX_UNICAST_LID, NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortState,
+    MAX_UNICAST_LID, NodeDescription, NodeInfo, PERMISSIVE_LID, PhysicalState, PortInfo, PortState,
     capability,
 };
-use polyverbs_wire::mad::{GSI_QP, MAD_LEN, method};
+use polyverbs_wire::mad::{GSI_Q_KEY, GSI_QP, MAD_LEN, method};
+use serde::{Deserialize, Serialize};
 
 use crate::topology::{End, NodeKind, NodeSpec, Rate, Speed, Topology};
 use crate::traps::Traps;
@@ -80,6 +82,17 @@ struct Station {
     node: Node,
     /// By port. The link of port 0 is unused.
     peers: Vec<Option<End>>,
+}
+
+/// A fault of a link, which a port reports when there have been too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkError {
+    /// Packets do not arrive as they were sent.
+    Integrity,
+    /// Packets come without credits for them.
+    Overrun,
+    /// The other end does not update its credits.
+    FlowControl,
 }
 
 /// What the devices of programs at a port have sent and received, which they count themselves. The numbers only grow.
@@ -168,7 +181,7 @@ impl Subnet {
     }
 
     /// Returns the port of an adapter to which packets of data with this LID go from a port, by the tables of the switches
-    /// between; `None` if the LID is nobody's, a table does not lead there, or a port on the way is not active.
+    /// between; `None` if no port has the LID, a table does not lead there, or a port on the way is not active.
     pub fn destination(&self, from: End, lid: u16) -> Option<End> {
         let is_active = |at: End| {
             let state = self.port(at).map(|port| port.info().port_state);
@@ -344,7 +357,7 @@ impl Subnet {
             return self.forward(at, packet);
         }
         if !is_admitted(&packet.mad, packet.destination_qp, packet.q_key) {
-            return;
+            return self.note_q_key(at, &packet);
         }
         let own = self.own_end(at);
         self.traps.repress(own, &packet.mad);
@@ -353,13 +366,70 @@ impl Subnet {
             return;
         };
         let request = packet.mad;
+        let refused = |node: &Node| node.port(own.port).map(|port| port.info().m_key_violations);
+        let before = refused(&station.node);
         let next = station.node.receive(at.port, &mut packet.mad, now);
+        let is_refused = refused(&station.node) > before;
         self.settle(at.node);
+        if is_refused && let Some((kind, info)) = self.described(own) {
+            let source = packet.source;
+            self.traps.m_key(own, kind, &info, source, &request);
+        }
         let is_answer = is_response(&packet.mad) && !is_response(&request);
         if is_answer {
             packet = packet.answered(self.own_lid(at));
         }
         self.follow(at, packet, next);
+    }
+
+    /// Counts a packet that queue pair 1 has dropped for its Q_Key, and reports it to the subnet manager.
+    fn note_q_key(&mut self, at: End, packet: &Packet) {
+        if packet.destination_qp != GSI_QP || packet.q_key == GSI_Q_KEY {
+            return;
+        }
+        let own = self.own_end(at);
+        if let Some(port) = self.port_mut(own) {
+            port.note_q_key_violation();
+        }
+        let violation = KeyViolation {
+            source_lid: packet.source,
+            destination_lid: packet.destination,
+            key: packet.q_key,
+            sl: packet.sl,
+            source_qp: packet.source_qp,
+            destination_qp: packet.destination_qp,
+            source_gid: Octets(packet.grh.map(|route| route.gid).unwrap_or_default()),
+            ..KeyViolation::default()
+        };
+        if let Some((kind, info)) = self.described(own) {
+            self.traps.q_key(own, kind, &info, &violation);
+        }
+    }
+
+    fn described(&self, at: End) -> Option<(NodeKind, PortInfo)> {
+        Some((self.kind(at)?, *self.port(at)?.info()))
+    }
+
+    /// Has a port count an error of its link, as if the cable were bad, and report it to the subnet manager.
+    pub fn fail_link(&mut self, at: End, error: LinkError) {
+        let own = self.own_end(at);
+        let Some(port) = self.port_mut(at) else {
+            return;
+        };
+        let number = match error {
+            LinkError::Integrity => {
+                port.totals.local_link_integrity_errors += 1;
+                trap::LOCAL_LINK_INTEGRITY
+            }
+            LinkError::Overrun => {
+                port.totals.excessive_buffer_overrun_errors += 1;
+                trap::BUFFER_OVERRUN
+            }
+            LinkError::FlowControl => trap::FLOW_CONTROL,
+        };
+        if let Some((kind, info)) = self.described(own) {
+            self.traps.link_errors(number, own, at.port, kind, &info);
+        }
     }
 
     /// Forwards a packet by the table of a switch. An adapter drops it.

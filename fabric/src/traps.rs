@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use polyverbs_wire::layout::{Header, Octets};
-use polyverbs_wire::mad::notice::{LinkState, LocalChange, Notice, trap};
-use polyverbs_wire::mad::smp::{self, LID_CLASS, PERMISSIVE_LID, PortInfo, Smp};
+use polyverbs_wire::mad::notice::{
+    KeyViolation, LinkErrors, LinkState, LocalChange, MKeyViolation, Notice, trap,
+};
+use polyverbs_wire::mad::smp::{self, DIRECTED_CLASS, LID_CLASS, PERMISSIVE_LID, PortInfo, Smp};
 use polyverbs_wire::mad::{self, Attribute as _, MAD_LEN, MadHeader, method};
 
 use crate::topology::{End, NodeKind};
@@ -31,7 +33,6 @@ pub(crate) struct Traps {
 impl Traps {
     /// A port of a switch went up or down. `info` is that of its port 0.
     pub(crate) fn link_state(&mut self, at: End, info: &PortInfo) {
-        const URGENT: u8 = 1;
         let details = Octets::holding(&LinkState { lid: info.lid });
         let notice = notice(NodeKind::Switch, URGENT, trap::LINK_STATE, info, details);
         self.begin(at, &notice, info);
@@ -46,6 +47,77 @@ impl Traps {
             ..LocalChange::default()
         });
         let notice = notice(kind, INFORMATIONAL, trap::LOCAL_CHANGE, info, details);
+        self.begin(at, &notice, info);
+    }
+
+    /// A port has counted too many errors of its link: `number` is [`trap::LOCAL_LINK_INTEGRITY`], [`trap::BUFFER_OVERRUN`] or
+    /// [`trap::FLOW_CONTROL`]. `own` is the port with the LID of the node, whose `info` it is.
+    pub(crate) fn link_errors(
+        &mut self,
+        number: u16,
+        own: End,
+        port_num: u8,
+        kind: NodeKind,
+        info: &PortInfo,
+    ) {
+        let details = Octets::holding(&LinkErrors {
+            lid: info.lid,
+            port_num,
+            ..LinkErrors::default()
+        });
+        let notice = notice(kind, URGENT, number, info, details);
+        self.begin(own, &notice, info);
+    }
+
+    /// A port has refused an SMP from this LID for its M_Key.
+    pub(crate) fn m_key(
+        &mut self,
+        at: End,
+        kind: NodeKind,
+        info: &PortInfo,
+        source: u16,
+        mad: &[u8; MAD_LEN],
+    ) {
+        let Ok(decoded) = mad::decode(mad) else {
+            return;
+        };
+        let header = MadHeader::of(decoded.header);
+        let smp: Smp = Octets(*decoded.data).header();
+        let is_directed = header.management_class == DIRECTED_CLASS;
+        let [pointer, _] = header.class_specific.to_be_bytes();
+        let hop_count = if is_directed { pointer.min(63) } else { 0 };
+        let mut return_path = Octets::<30>::default();
+        // The first entry of the path is unused.
+        for (place, port) in return_path.0.iter_mut().zip(&smp.return_path.0[1..]) {
+            *place = *port;
+        }
+        let details = Octets::holding(&MKeyViolation {
+            lid: source,
+            dr_slid: if is_directed { smp.dr_slid } else { 0 },
+            method: header.method,
+            attribute_id: header.attribute_id,
+            attribute_modifier: header.attribute_modifier,
+            m_key: smp.m_key,
+            is_directed,
+            is_truncated: hop_count > 30,
+            hop_count,
+            return_path,
+            ..MKeyViolation::default()
+        });
+        let notice = notice(kind, SECURITY, trap::M_KEY, info, details);
+        self.begin(at, &notice, info);
+    }
+
+    /// Queue pair 1 of a port has dropped a packet for its Q_Key.
+    pub(crate) fn q_key(
+        &mut self,
+        at: End,
+        kind: NodeKind,
+        info: &PortInfo,
+        violation: &KeyViolation,
+    ) {
+        let details = Octets::holding(violation);
+        let notice = notice(kind, SECURITY, trap::Q_KEY, info, details);
         self.begin(at, &notice, info);
     }
 
@@ -112,6 +184,9 @@ impl Traps {
         .collect()
     }
 }
+
+const URGENT: u8 = 1;
+const SECURITY: u8 = 2;
 
 fn notice(
     kind: NodeKind,

@@ -59,7 +59,7 @@ unsafe fn device(name: *const c_char) -> Result<NodeReport, Errno> {
 /// # Safety
 /// There is room for `max` names.
 pub unsafe extern "C-unwind" fn get_cas_names(names: *mut [c_char; NAME], max: c_int) -> c_int {
-    if max < 1 || setup::report().is_err() {
+    if names.is_null() || max < 1 || setup::report().is_err() {
         return 0;
     }
     // SAFETY: as the caller promises.
@@ -116,6 +116,9 @@ pub unsafe extern "C-unwind" fn sort_ca_device_list(
     size: usize,
 ) -> c_int {
     let mut nodes = Vec::new();
+    if head.is_null() {
+        return Errno::INVAL.set();
+    }
     // SAFETY: as the caller promises.
     unsafe {
         let mut next = *head;
@@ -144,6 +147,7 @@ pub unsafe extern "C-unwind" fn sort_ca_device_list(
 pub unsafe extern "C-unwind" fn get_ca(name: *const c_char, ca: *mut UmadCa) -> c_int {
     // SAFETY: as the caller promises.
     match unsafe { device(name) } {
+        _ if ca.is_null() => negative(Err(Errno::INVAL)),
         Ok(report) => negative(described(&report).map(|made| {
             // SAFETY: as the caller promises.
             unsafe { ca.write(made) };
@@ -284,6 +288,9 @@ pub unsafe extern "C-unwind" fn get_port(
     // SAFETY: as the caller promises.
     let report = unsafe { device(name) };
     let made = report.and_then(|report| {
+        if target.is_null() {
+            return Err(Errno::INVAL);
+        }
         let number = chosen(&report, port)?;
         port_of(&report.ports[usize::from(number) - 1], number.into())
     });
@@ -379,7 +386,7 @@ pub unsafe extern "C-unwind" fn get_smi_gsi_pairs(pairs: *mut UmadCaPair, max: u
     let Ok(port) = chosen(&report, 0) else {
         return 0;
     };
-    if max == 0 {
+    if max == 0 || pairs.is_null() {
         return 0;
     }
     // SAFETY: as the caller promises.
@@ -400,6 +407,7 @@ pub unsafe extern "C-unwind" fn get_smi_gsi_pair_by_ca_name(
     // SAFETY: as the caller promises.
     let report = unsafe { device(name) };
     match report.and_then(|report| chosen(&report, port.into())) {
+        Ok(_) if target.is_null() => negative(Err(Errno::INVAL)),
         Ok(port) => {
             // SAFETY: as the caller promises.
             unsafe { target.write(pair(port)) };

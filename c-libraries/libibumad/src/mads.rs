@@ -71,7 +71,7 @@ pub unsafe extern "C-unwind" fn register(
 /// Implements `umad_register_oui`.
 ///
 /// # Safety
-/// `oui` is three bytes, and the mask null or 16 bytes.
+/// `oui` is null or three bytes, and the mask null or 16 bytes.
 pub unsafe extern "C-unwind" fn register_oui(
     port: c_int,
     class: c_int,
@@ -83,7 +83,10 @@ pub unsafe extern "C-unwind" fn register_oui(
         return negative(Err(Errno::INVAL));
     }
     // SAFETY: as the caller promises.
-    let (methods, oui) = unsafe { (methods_of(mask), *oui) };
+    let (methods, oui) = unsafe { (methods_of(mask), oui.as_ref()) };
+    let Some(&oui) = oui else {
+        return negative(Err(Errno::INVAL));
+    };
     let registered =
         registration(class, 1, rmpp_version, oui, methods).and_then(|it| register_at(port, it));
     negative(registered.map_err(|_| Errno(libc::EPERM)))
@@ -196,7 +199,8 @@ pub unsafe extern "C-unwind" fn send(
     retries: c_int,
 ) -> c_int {
     let front = umad.cast::<IbUserMad>();
-    let Some(length) = usize::try_from(length).ok().filter(|it| *it <= LONGEST) else {
+    let is_possible = |length: &usize| *length <= LONGEST && !umad.is_null();
+    let Some(length) = usize::try_from(length).ok().filter(is_possible) else {
         Errno::INVAL.set();
         return -libc::EIO;
     };
@@ -265,6 +269,9 @@ pub unsafe extern "C-unwind" fn recv(
     length: *mut c_int,
     timeout_ms: c_int,
 ) -> c_int {
+    if umad.is_null() || length.is_null() {
+        return -Errno::INVAL.set();
+    }
     if timeout_ms != 0
         && let Err(errno) = wait(port, timeout_ms)
     {

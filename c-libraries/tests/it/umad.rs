@@ -36,3 +36,19 @@ fn a_program_sends_receives_and_is_cancelled_while_it_waits() {
         must_print(&compile("umad"), &[&patience], &fabric, "");
     });
 }
+
+#[test]
+fn no_hostile_argument_ends_a_program_of_a_fabric() {
+    let name = format!("polyverbs-test-hostile-umad.{}", std::process::id());
+    with_fabric(&name, || {
+        let fabric = format!("device = []\n[fabric]\nsocket = \"{name}\"\n");
+        let patience = PATIENCE.as_secs().to_string();
+        let arguments = ["1", "4000", &patience];
+        must_print(
+            &compile("hostile_umad"),
+            &arguments,
+            &fabric,
+            "all refused or done\n",
+        );
+    });
+}

@@ -11,6 +11,7 @@ use polyverbs_fabric::client::{self, Connection, Querier};
 use polyverbs_fabric::process::Process;
 use polyverbs_fabric::protocol::Request;
 use polyverbs_fabric::query::{self, FoundNode, Route};
+use polyverbs_fabric::subnet::LinkError;
 use polyverbs_fabric::topology::Topology;
 use polyverbs_wire::mad::smp::{NodeInfo, PortInfo, PortState};
 use serde_json::{Value, json};
@@ -60,6 +61,7 @@ struct Socket {
 
 #[derive(clap::Subcommand)]
 enum Command {
+    Error(Error),
     Link(Link),
     Query(Query),
     Show(Show),
@@ -82,6 +84,29 @@ struct Link {
 enum LinkState {
     Down,
     Up,
+}
+
+/// Have a port count an error of its link, and report it to the subnet manager by a trap
+#[derive(clap::Args)]
+struct Error {
+    #[command(flatten)]
+    socket: Socket,
+    /// Name of the node in the topology
+    node: String,
+    /// Number of the port
+    port: u8,
+    /// What went wrong
+    error: ErrorKindOfLink,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ErrorKindOfLink {
+    /// Too many damaged packets: trap 129
+    Integrity,
+    /// Packets without credits for them: trap 130
+    Overrun,
+    /// No update of credits: trap 131
+    FlowControl,
 }
 
 /// Read what one node is, and the state of its port
@@ -145,6 +170,7 @@ impl From {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.command {
         None => serve(arguments),
+        Some(Command::Error(arguments)) => error(arguments),
         Some(Command::Link(arguments)) => link(arguments),
         Some(Command::Query(arguments)) => query(arguments),
         Some(Command::Show(arguments)) => show(arguments),
@@ -172,13 +198,30 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn link(arguments: &Link) -> anyhow::Result<()> {
-    let name = arguments.socket.name();
     let request = Request::SetLink {
         node: arguments.node.clone(),
         port: arguments.port,
         is_up: arguments.state == LinkState::Up,
     };
-    let asked = Connection::open(&name).and_then(|it| client::ask(it.as_fd(), &request));
+    change(&arguments.socket, &request)
+}
+
+fn error(arguments: &Error) -> anyhow::Result<()> {
+    let request = Request::Fail {
+        node: arguments.node.clone(),
+        port: arguments.port,
+        error: match arguments.error {
+            ErrorKindOfLink::Integrity => LinkError::Integrity,
+            ErrorKindOfLink::Overrun => LinkError::Overrun,
+            ErrorKindOfLink::FlowControl => LinkError::FlowControl,
+        },
+    };
+    change(&arguments.socket, &request)
+}
+
+fn change(socket: &Socket, request: &Request) -> anyhow::Result<()> {
+    let name = socket.name();
+    let asked = Connection::open(&name).and_then(|it| client::ask(it.as_fd(), request));
     asked.with_context(|| format!("cannot change the link in the fabric {name}"))?;
     Ok(())
 }

@@ -104,16 +104,17 @@ fn a_program_finds_its_adapter_below_sys() {
 fn a_program_reads_the_present_state_of_its_port() {
     let fabric = Fabric::new();
     let state = "/sys/class/infiniband/ib0/ports/1/state";
-    let counter = "/sys/class/infiniband/ib0/ports/1/counters/port_xmit_data";
+    let counter = "/sys/class/infiniband/ib0/ports/1/counters/local_link_integrity_errors";
     let command = env!("CARGO_BIN_EXE_polyverbs");
     let socket = &fabric.socket;
     let script = format!(
-        "cat {state} && '{command}' fabric link --socket '{socket}' B 1 down && cat {state} {counter}"
+        "cat {state} {counter}; '{command}' fabric link --socket '{socket}' B 1 down; \
+         '{command}' fabric error --socket '{socket}' B 1 integrity; cat {state} {counter}"
     );
     let run = [
         "run", "--fabric", socket, "--node", "B", "sh", "-c", &script,
     ];
-    assert_eq!(text(&run), "2: INIT\n1: DOWN\n0\n");
+    assert_eq!(text(&run), "2: INIT\n0\n1: DOWN\n1\n");
 }
 
 #[test]

@@ -28,7 +28,7 @@ struct Rig {
     fabric: Fabric,
     a: MemberId,
     b: MemberId,
-    /// The time at which devices were told of their ports.
+    /// The time of the last notices.
     now: Duration,
 }
 
@@ -127,7 +127,7 @@ fn directed(route: &[u8], method: u8, attribute: u16) -> Vec<u8> {
     data
 }
 
-// covers 8.69
+// covers 6.14, 8.69
 #[test]
 fn a_request_reaches_the_one_agent_of_its_class_and_method() {
     let mut rig = Rig::new();
@@ -254,6 +254,7 @@ fn the_agents_of_a_program_end_with_it() {
     assert_eq!(rig.fabric.register(other, &wanted), Ok(0));
 }
 
+// covers 6.14
 #[test]
 fn one_program_of_a_port_is_its_subnet_manager() {
     let mut rig = Rig::new();
@@ -306,18 +307,18 @@ fn data_that_is_no_mad_is_refused() {
 }
 
 impl Rig {
-    /// Has devices at both ports, and takes what they are told until nothing is left.
+    /// Has devices at both ports, and takes their notices until none is left.
     fn with_devices() -> Self {
         let mut rig = Self::new();
         for member in [rig.a, rig.b] {
             rig.fabric.carry(member).unwrap();
         }
-        rig.told();
+        rig.notices();
         rig
     }
 
     /// The notices that are due a second later.
-    fn told(&mut self) -> Vec<(MemberId, Notice)> {
+    fn notices(&mut self) -> Vec<(MemberId, Notice)> {
         self.now += SECOND;
         std::iter::from_fn(|| self.fabric.poll_notice(self.now)).collect()
     }
@@ -341,13 +342,13 @@ fn a_device_learns_its_port_and_the_ways_to_others() {
     let (at_b, notice) = rig.fabric.carry(rig.b).unwrap();
     assert_eq!(lids(&notice), [(1, true), (2, true)]);
     assert!(at_a.is_loopback() && at_b.is_loopback() && at_a != at_b);
-    // The first device is told of the second one.
-    let told = rig.told();
+    // The first device gets a notice of the second one.
+    let told = rig.notices();
     let [(to, notice)] = &*told else {
         panic!("{told:?}");
     };
     assert_eq!((*to, lids(notice)), (rig.a, vec![(1, true), (2, true)]));
-    assert!(rig.told().is_empty());
+    assert!(rig.notices().is_empty());
     assert_eq!(lids_of(&rig.fabric.routes(rig.a).unwrap()), [1, 2]);
 }
 
@@ -361,7 +362,7 @@ fn a_link_that_goes_down_ends_the_ways_and_is_an_event() {
     let mut rig = Rig::with_devices();
     let (node, _) = rig.fabric.subnet().named("A").unwrap();
     rig.fabric.set_link(End { node, port: 1 }, false);
-    let told = rig.told();
+    let told = rig.notices();
     for (_, notice) in &told {
         assert_eq!(notice.events, [PortEvent::PortErr]);
         assert_eq!(notice.port.info().port_state, PortState::DOWN);
@@ -371,11 +372,11 @@ fn a_link_that_goes_down_ends_the_ways_and_is_an_event() {
 }
 
 #[test]
-fn what_a_subnet_manager_changes_is_an_event_of_that_port() {
+fn changes_by_a_subnet_manager_are_events_of_that_port() {
     let mut rig = Rig::with_devices();
     let agent = rig.register(rig.a, DIRECTED, &[]);
     rig.configure(agent, &[1], 7, PortState::NO_CHANGE);
-    let told = rig.told();
+    let told = rig.notices();
     let events: Vec<_> = told
         .iter()
         .map(|(to, it)| (*to, it.events.clone()))
@@ -393,12 +394,12 @@ fn a_notice_without_room_comes_with_the_next_one() {
     let (node, _) = rig.fabric.subnet().named("A").unwrap();
     let at = End { node, port: 1 };
     rig.fabric.set_link(at, false);
-    for (to, notice) in rig.told() {
+    for (to, notice) in rig.notices() {
         rig.fabric.keep_notice(to, notice);
     }
     assert!(rig.fabric.next_deadline().is_some());
     rig.fabric.set_link(at, true);
-    for (_, notice) in rig.told() {
+    for (_, notice) in rig.notices() {
         assert_eq!(notice.events, [PortEvent::PortErr]);
         assert_eq!(notice.port.info().port_state, PortState::INIT);
     }
@@ -425,7 +426,7 @@ fn changes_that_follow_at_once_are_told_together() {
 fn a_device_that_is_gone_has_no_ways() {
     let mut rig = Rig::with_devices();
     rig.fabric.detach(rig.b);
-    let told = rig.told();
+    let told = rig.notices();
     assert_eq!(told.len(), 1);
     assert_eq!(lids(&told[0].1), [(1, true)]);
 }

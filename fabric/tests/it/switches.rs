@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use polyverbs_fabric::query::{self, QueryError, Route};
-use polyverbs_fabric::subnet::Arrival;
+use polyverbs_fabric::subnet::{Arrival, LinkError};
+use polyverbs_management::Address;
 use polyverbs_wire::layout::Octets;
-use polyverbs_wire::mad::notice::{LinkState, Notice, trap};
+use polyverbs_wire::mad::notice::{
+    KeyViolation, LinkErrors, LinkState, MKeyViolation, Notice, trap,
+};
+use polyverbs_wire::mad::perf::PERF_CLASS;
 use polyverbs_wire::mad::smp::{
     LinearForwardingTable, NodeInfo, PhysicalState, PortInfo, PortState, Smp, SwitchInfo,
 };
-use polyverbs_wire::mad::{self, method};
+use polyverbs_wire::mad::{self, MAD_LEN, method};
 
 use crate::rig::Rig;
 
@@ -158,6 +162,71 @@ fn a_new_subnet_manager_is_announced_by_its_port() {
         (notice.trap_number, notice.issuer_lid),
         (trap::LOCAL_CHANGE, B)
     );
+}
+
+// covers 8.68
+#[test]
+fn a_wrong_m_key_is_counted_and_reported_without_an_answer() {
+    let mut rig = configured();
+    let [_, _, b] = &routes();
+    change(&mut rig, b, 1, |info| {
+        (info.m_key, info.m_key_protect_bits) = (7, 2);
+    });
+    let refused = query::get::<NodeInfo>(&mut rig, b, 0);
+    assert_eq!(refused, Err(QueryError::TimedOut));
+    rig.subnet.expire(Duration::ZERO);
+    let (_, notice) = trap_of(&rig.subnet.poll_arrival().unwrap());
+    assert_eq!((notice.trap_number, notice.issuer_lid), (trap::M_KEY, B));
+    let details: MKeyViolation = notice.details.header();
+    assert_eq!((details.method, details.attribute_id), (method::GET, 0x11));
+    assert!(details.is_directed);
+    let port = rig.end("B", 1);
+    let node = rig.subnet.node(port.node).unwrap();
+    assert_eq!(node.port(1).unwrap().info().m_key_violations, 1);
+}
+
+// covers 8.69
+#[test]
+fn a_wrong_q_key_at_queue_pair_1_is_counted_and_reported() {
+    let mut rig = configured();
+    let to = Address {
+        lid: B,
+        qpn: 1,
+        q_key: 5,
+        ..Address::default()
+    };
+    let mut mad = [0; MAD_LEN];
+    mad[..4].copy_from_slice(&[1, PERF_CLASS, 1, method::GET]);
+    rig.subnet.send(rig.at, mad, &to, Duration::ZERO);
+    assert_eq!(rig.subnet.poll_arrival(), None);
+    rig.subnet.expire(Duration::ZERO);
+    let (_, notice) = trap_of(&rig.subnet.poll_arrival().unwrap());
+    assert_eq!((notice.trap_number, notice.issuer_lid), (trap::Q_KEY, B));
+    let details: KeyViolation = notice.details.header();
+    let seen = (details.destination_lid, details.key, details.destination_qp);
+    assert_eq!(seen, (B, 5, 1));
+}
+
+#[test]
+fn an_error_of_a_link_is_counted_and_reported_by_its_node() {
+    let mut rig = configured();
+    let port = rig.end("S", 2);
+    for (error, number) in [
+        (LinkError::Integrity, trap::LOCAL_LINK_INTEGRITY),
+        (LinkError::Overrun, trap::BUFFER_OVERRUN),
+        (LinkError::FlowControl, trap::FLOW_CONTROL),
+    ] {
+        rig.subnet.fail_link(port, error);
+        rig.subnet.expire(Duration::ZERO);
+        let (_, notice) = trap_of(&rig.subnet.poll_arrival().unwrap());
+        assert_eq!((notice.trap_number, notice.issuer_lid), (number, S));
+        let details: LinkErrors = notice.details.header();
+        assert_eq!((details.lid, details.port_num), (S, 2));
+    }
+    let node = rig.subnet.node(port.node).unwrap();
+    let (counters, _) = node.port(2).unwrap().counters();
+    assert_eq!(counters.local_link_integrity_errors, 1);
+    assert_eq!(counters.excessive_buffer_overrun_errors, 1);
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub mod datagram;
 mod driver;
 mod express;
 mod extension;
+#[cfg(feature = "fabric")]
+mod fabric;
 mod frame;
 pub mod header;
 #[cfg(feature = "sockets")]

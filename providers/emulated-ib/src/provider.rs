@@ -13,9 +13,9 @@ use verbs_api::provider::DeviceOps;
 use verbs_api::{Transport, capability::Mtu, inventory};
 
 use crate::InfiniBand;
-use crate::header::Header;
 #[cfg(feature = "fabric")]
-use crate::subnet::make_in_fabric;
+use crate::fabric;
+use crate::header::Header;
 use crate::subnet::{Subnet, SubnetLink, SubnetPort};
 #[cfg(feature = "sockets")]
 use crate::wire::{OnWire, WireOptions};
@@ -73,7 +73,7 @@ impl EmulatedKind for EmulatedIb {
         };
         #[cfg(feature = "fabric")]
         if let Some(place) = &options.fabric {
-            return Ok(make_in_fabric(driver, place, options, wire)?);
+            return Ok(fabric::make(driver, place, options, wire)?);
         }
         #[cfg(not(feature = "fabric"))]
         if options.fabric.is_some() {

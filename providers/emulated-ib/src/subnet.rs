@@ -34,8 +34,6 @@ use counters::PortTotals;
 #[cfg(feature = "fabric")]
 mod fabric;
 #[cfg(feature = "fabric")]
-pub(crate) use fabric::make as make_in_fabric;
-#[cfg(feature = "fabric")]
 pub use fabric::{FabricLink, FabricPort};
 mod link;
 pub use link::SubnetLink;

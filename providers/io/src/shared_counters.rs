@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_holder_counts_the_other_reads() {
+    fn both_holders_of_counters_see_the_same_numbers() {
         let one = SharedCounters::new().unwrap();
         let other = SharedCounters::of(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
         one.counter(3).fetch_add(7, Ordering::Relaxed);

@@ -161,6 +161,11 @@ impl Port {
         }
     }
 
+    /// Counts a packet with a wrong Q_Key.
+    pub fn note_q_key_violation(&mut self) {
+        self.info.q_key_violations = self.info.q_key_violations.saturating_add(1);
+    }
+
     /// Brings the link up, with the best width and speed that both ends have enabled. Does nothing if the port has a link or is
     /// disabled.
     pub fn link_up(&mut self, neighbor: &PortInfo) {

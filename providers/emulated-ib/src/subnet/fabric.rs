@@ -1,6 +1,6 @@
 //! The port of a device in a fabric that another process holds (`polyverbs_fabric`).
 //!
-//! That process has the state of the port, which is the same for all programs there, and tells the device of each change. Frames
+//! That process has the state of the port, which is the same for all programs there, and sends the device a notice of each change. Frames
 //! do not go through it: they go from device to device, between addresses of the loopback network, of which each port has one.
 //! The process says to which address the LID of another port leads by the tables of the switches. A frame to any other LID is
 //! dropped.
@@ -8,19 +8,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Weak};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
-use polyverbs_engine::device::Device;
 use polyverbs_engine::effects::Effects;
 use polyverbs_engine::link::{Deliver, Exchange, Frame, Link, SharedLink};
 use polyverbs_engine::management::{Arrival, Handled, ManagementAgents, PortChange};
 use polyverbs_engine::time::Time;
-use polyverbs_fabric::FabricName;
 use polyverbs_fabric::attachment::{Attachment, News, Notice};
 use polyverbs_fabric::client::Carrier;
 use polyverbs_fabric::protocol::{PortEvent, Route};
-use polyverbs_io::emulated::{EmulatedError, EmulatedOptions, FabricPlace, ROCE_PORT};
 use polyverbs_management::Totals;
 use polyverbs_wire::mad::MAD_LEN;
 use polyverbs_wire::mad::smp::{PhysicalState, PortState};
@@ -28,13 +25,12 @@ use verbs_api::Features;
 use verbs_api::capability::{DeviceAttributes, PhysState, PortAttributes};
 use verbs_api::event::EventType;
 use verbs_api::ids::{Guid, LinkAddress};
-use verbs_api::provider::{Mutex, RwLock, errno_of};
+use verbs_api::provider::{Mutex, RwLock};
 
 use super::counters::{Direction, PortTotals, count};
-use super::{Subnet, describe};
-use crate::InfiniBand;
+use super::describe;
+use crate::Device;
 use crate::header::{Header, IpFields};
-use crate::wire::{OnWire, WireOptions};
 
 /// The port of a device in a fabric.
 pub struct FabricPort {
@@ -45,7 +41,7 @@ pub struct FabricPort {
     totals: PortTotals,
 }
 
-/// The port as its device has been told.
+/// The port as of the last notice.
 struct State {
     notice: Notice,
     /// What programs do not know yet.
@@ -75,7 +71,8 @@ impl Routes {
 }
 
 impl FabricPort {
-    fn new(attachment: Arc<Attachment>, carrier: Carrier) -> Self {
+    /// Creates the port of an attached device. [`watch`](Self::watch) has the device follow it.
+    pub(crate) fn new(attachment: Arc<Attachment>, carrier: Carrier) -> Self {
         Self {
             attachment,
             own: carrier.at,
@@ -108,11 +105,11 @@ impl FabricPort {
     /// Cuts or joins the link. Without a process there is no link.
     pub(super) fn set_link(&self, state: PhysState) {
         let is_up = !matches!(state, PhysState::Disabled | PhysState::Sleep);
-        // The process tells the device what has become of it.
+        // A notice shows the state of the link afterwards.
         let _ = self.attachment.set_link(is_up);
     }
 
-    /// Asks for the way to a port that the device has not been told of yet. The port may have come up this moment.
+    /// Asks for the way to a port of which the device has had no notice yet. The port may have come up this moment.
     pub(crate) fn prepare(&self, to: LinkAddress) {
         let is_known = |lid| self.routes.read().by_lid.contains_key(&lid);
         if matches!(to, LinkAddress::Lid(lid) if !is_known(lid))
@@ -127,6 +124,21 @@ impl FabricPort {
         let state = self.state.lock();
         let notice = &state.notice;
         super::lane(&notice.sl_to_vl, notice.port.info().operational_vls, sl)
+    }
+
+    /// Has a device follow the notices of the process.
+    pub(crate) fn watch(self: &Arc<Self>, device: &Arc<Device>) -> io::Result<()> {
+        let (port, device) = (Arc::downgrade(self), Arc::downgrade(device));
+        self.attachment.watch(move |news| {
+            let (Some(port), Some(device)) = (port.upgrade(), device.upgrade()) else {
+                return false;
+            };
+            port.hear(news);
+            let mut effects = Effects::default();
+            device.follow_agents(&mut effects);
+            effects.run();
+            true
+        })
     }
 
     fn hear(&self, news: News) {
@@ -235,6 +247,11 @@ pub struct FabricLink {
 }
 
 impl FabricLink {
+    /// Carries the frames of `port` over `link`.
+    pub(crate) fn new(link: SharedLink<Header>, port: Arc<FabricPort>) -> Self {
+        Self { link, port }
+    }
+
     fn carrier_of(&self, to: LinkAddress) -> Option<LinkAddress> {
         match to {
             LinkAddress::Lid(lid) => {
@@ -328,59 +345,5 @@ impl Deliver<Header> for Arriving<'_> {
     }
 }
 
-/// Makes a device at a port of a fabric.
-pub(crate) fn make(
-    driver: impl FnOnce(LinkAddress) -> InfiniBand,
-    place: &FabricPlace,
-    options: &EmulatedOptions,
-    wire: impl FnOnce(SocketAddr) -> WireOptions,
-) -> Result<Arc<Device<InfiniBand>>, EmulatedError> {
-    let name = match &place.socket {
-        Some(name) => name.parse().map_err(io::Error::other)?,
-        None => FabricName::standard(),
-    };
-    let said = |error: io::Error| EmulatedError::Wire {
-        reason: match place.node.is_empty() {
-            true => format!("there is no adapter in a fabric {name}: {error}"),
-            false => format!(
-                "there is no adapter {} in a fabric {name}: {error}",
-                place.node
-            ),
-        },
-        errno: errno_of(&error),
-    };
-    let attached = Attachment::new(name.clone(), &place.node, 1);
-    let (attachment, carrier) = attached.map_err(said)?;
-    let at = SocketAddr::new(carrier.at.into(), ROCE_PORT);
-    let port = Arc::new(FabricPort::new(attachment, carrier));
-    let subnet = Subnet::Fabric(Arc::clone(&port));
-    let driver = |address| InfiniBand {
-        subnet: Some(subnet),
-        ..driver(address)
-    };
-    let link_port = Arc::clone(&port);
-    let within = |link| -> SharedLink<Header> {
-        let port = link_port;
-        Arc::new(FabricLink { link, port })
-    };
-    let device = OnWire::within(driver, wire(at), options.engine(), within)?.device;
-    watch(&port, &device)?;
-    Ok(device)
-}
-
-/// Has the device follow what the process tells.
-fn watch(port: &Arc<FabricPort>, device: &Arc<Device<InfiniBand>>) -> io::Result<()> {
-    let (told, device): (Weak<_>, Weak<_>) = (Arc::downgrade(port), Arc::downgrade(device));
-    port.attachment.watch(move |news| {
-        let (Some(port), Some(device)) = (told.upgrade(), device.upgrade()) else {
-            return false;
-        };
-        port.hear(news);
-        let mut effects = Effects::default();
-        device.follow_agents(&mut effects);
-        effects.run();
-        true
-    })
-}
-
+/// The hops that a packet of the inner link may make.
 const HOPS: u8 = 64;

@@ -251,13 +251,19 @@ fn a_lid_to_which_no_table_leads_does_not_answer() {
     let mut table: LinearForwardingTable = query::get(&mut querier, &switch, 0).unwrap();
     table.ports.0[2] = 0xff;
     query::set(&mut querier, &switch, 0, &table).unwrap();
-    // A packet that leaves before the device is told arrives still.
-    let status = until_some(|| {
-        let status = rig.a.write(&rig.b, 8);
-        (status != WcStatus::Success).then_some(status)
-    });
-    assert_eq!(status, WcStatus::RetryExcErr);
-    // The other direction has its table still, but no acknowledge comes back.
+    // A later change that the device shows, so that it knows the earlier one.
+    let own = Route::Directed(Vec::new());
+    let info: PortInfo = query::get(&mut querier, &own, 1).unwrap();
+    let wanted = PortInfo {
+        sm_sl: 3,
+        port_state: State::NO_CHANGE,
+        physical_state: PhysicalState::NO_CHANGE,
+        ..info
+    };
+    query::set(&mut querier, &own, 1, &wanted).unwrap();
+    until(|| rig.a.port().subnet.sm_sl == 3);
+    assert_eq!(rig.a.write(&rig.b, 8), WcStatus::RetryExcErr);
+    assert_eq!(rig.b.counter("port_rcv_packets"), 0);
     assert_eq!(rig.b.port().state, PortState::Active);
 }
 

@@ -66,7 +66,9 @@ fn facade() -> serde_json::Value {
 #[test]
 fn devices_in_one_process_bring_no_sockets_and_no_loader() {
     let built = built("emulated");
-    assert!(contains(&built, "polyverbs-emulated-ib") && contains(&built, "polyverbs-emulated-iwarp"));
+    assert!(
+        contains(&built, "polyverbs-emulated-ib") && contains(&built, "polyverbs-emulated-iwarp")
+    );
     let sockets = sockets_of(&built);
     assert!(sockets.is_empty(), "{sockets:?}");
     for package in FOREIGN {

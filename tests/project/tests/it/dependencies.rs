@@ -14,14 +14,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("polyverbs-wire", &[]),
     // The agents of nodes know formats, and neither the engine nor a transport.
     ("polyverbs-management", &["polyverbs-wire"]),
-    // A fabric carries datagrams of management, and knows no device.
+    // A fabric carries datagrams of management, and knows no device. The memory in which devices count is that of `polyverbs-io`.
     (
         "polyverbs-fabric",
-        &["polyverbs-management", "polyverbs-wire"],
+        &[
+            "polyverbs-verbs-api",
+            "polyverbs-management",
+            "polyverbs-wire",
+            "polyverbs-io",
+        ],
     ),
     // Links with a wire are generic over the codec that a driver gives them.
     ("polyverbs-io", &["polyverbs-verbs-api", "polyverbs-engine"]),
-    // Drivers do not know each other. Only InfiniBand has agents for a subnet manager.
+    // Drivers do not know each other. Only InfiniBand has agents for a subnet manager, and ports of a fabric.
     (
         "polyverbs-emulated-ib",
         &[
@@ -30,11 +35,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-wire",
             "polyverbs-management",
             "polyverbs-io",
+            "polyverbs-fabric",
         ],
     ),
     ("polyverbs-emulated-iwarp", DRIVER),
     // The provider of real devices knows the contract and the layouts of C, and no engine.
-    ("polyverbs-rdma-core", &["polyverbs-verbs-api", "polyverbs-abi"]),
+    (
+        "polyverbs-rdma-core",
+        &["polyverbs-verbs-api", "polyverbs-abi"],
+    ),
     // Connections know the formats of both transports, and no device.
     (
         "polyverbs-connection",
