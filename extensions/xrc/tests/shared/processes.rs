@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 
 use test_kit::process::ChildProcess;
+use test_kit::waiting::until_some;
+use verbs_api::event::EventSubject;
 use verbs_api::ids::{Psn, Qpn};
 use verbs_api::{
     PathOptions, Qp, QpEndpoint, QpOptions, SrqOptions, WcStatus,
@@ -86,10 +88,22 @@ fn receiver() {
             }
             ["target", qpn, psn, from] => {
                 let target = domain.create_target().wait().unwrap();
-                let peer = peer(qpn, psn, &target, from);
+                let peer = peer(qpn, psn, from);
                 target.connect(&peer, PathOptions::new()).wait().unwrap();
                 println!("\n> {}", told_endpoint(&target));
                 targets.push(target);
+            }
+            ["open", qpn] => {
+                let target = domain.open_target(Qpn::new(qpn.parse().unwrap()));
+                targets.push(target.wait().unwrap());
+                println!("\n> opened");
+            }
+            ["event"] => {
+                let event = until_some(|| node.context.poll_event());
+                let handle = targets.last().unwrap();
+                assert_eq!(event.subject(), EventSubject::Object(handle.id()));
+                let state = handle.query().unwrap().state;
+                println!("\n> {:?} {state}", event.event_type());
             }
             ["receive", count] => {
                 let count: u64 = count.parse().unwrap();
@@ -119,14 +133,13 @@ fn told_endpoint(qp: &Qp) -> String {
 }
 
 // Returns the endpoint of a peer at the address `at`.
-fn peer(qpn: &str, psn: &str, own: &Qp, at: &str) -> QpEndpoint {
+fn peer(qpn: &str, psn: &str, at: &str) -> QpEndpoint {
     let at: SocketAddr = at.parse().unwrap();
     QpEndpoint {
         qp_num: Qpn::new(qpn.parse().unwrap()),
         sq_psn: Psn::new(psn.parse().unwrap()),
         address: verbs_api::ids::LinkAddress::Ip(at.ip()),
         gid: at.ip().into(),
-        ..own.endpoint().unwrap()
     }
 }
 
@@ -186,7 +199,7 @@ impl Sender {
             let qp = node.pd.create_qp(options).wait().unwrap();
             let target = receivers[0].ask(&format!("target {} {own}", told_endpoint(&qp)));
             let (qpn, psn) = target.split_once(' ').unwrap();
-            let peer = peer(qpn, psn, &qp, address);
+            let peer = peer(qpn, psn, address);
             qp.connect(&peer, PathOptions::new()).wait().unwrap();
             qp
         });
@@ -303,4 +316,20 @@ fn queues_get_each_message_once_over_sockets_that_lose_packets() {
         messages: 20_000,
     };
     run("127.0.7.2:48102", &way);
+}
+
+// covers 4.07
+#[test]
+fn a_handle_reports_that_the_process_with_the_target_was_killed() {
+    let address = "127.0.7.1:48103";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let told = format!("{address} true none {path} 1");
+    let start = || ChildProcess::start("processes::receiver", RECEIVER, &told);
+    let [mut owner, mut other] = [start(), start()];
+    let target = owner.ask(&format!("target 300000 7 {address}"));
+    let (qpn, _) = target.split_once(' ').unwrap();
+    assert_eq!(other.ask(&format!("open {qpn}")), "opened");
+    owner.child.kill().unwrap();
+    assert_eq!(other.ask("event"), "QpFatal ERR");
 }
