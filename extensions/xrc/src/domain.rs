@@ -196,9 +196,9 @@ impl Domain {
     }
 
     /// Sends a message to this domain in the process with this number.
-    pub(crate) fn tell(&self, number: u32, message: &[u8]) {
+    pub(crate) fn send_message(&self, number: u32, message: &[u8]) {
         if let (Some(id), Some(domains)) = (self.id, self.remote.domains()) {
-            domains.tell(number, &id, message);
+            domains.send_message(number, &id, message);
         }
     }
 
@@ -299,12 +299,12 @@ impl Targets for Domain {
         self.id
     }
 
-    fn told(&self, from: u32, message: &[u8]) {
-        remote::told(self, from, message);
+    fn handle_message(&self, from: u32, message: &[u8]) {
+        remote::handle_message(self, from, message);
     }
 
-    fn gone(&self, numbers: Range<u32>) {
-        remote::gone(self, &numbers);
+    fn handle_gone(&self, numbers: Range<u32>) {
+        remote::handle_gone(self, &numbers);
     }
 }
 

@@ -104,16 +104,16 @@ impl RemoteTarget {
         }
     }
 
-    fn tell(&self, kind: u8) {
+    fn send(&self, kind: u8) {
         let message = message(kind, self.token, self.qpn.value(), 0);
-        self.domain.tell(self.qpn.value(), &message);
+        self.domain.send_message(self.qpn.value(), &message);
     }
 
     // Asks the process that has the target, repeatedly, since a message may be lost. Returns its answer; `None` if none comes.
     fn ask(&self, kind: u8) -> Option<Answer> {
         let before = self.answer.lock().count;
         for _ in 0..TRIES {
-            self.tell(kind);
+            self.send(kind);
             let is_silent = |answer: &mut Answer| answer.count == before && !answer.is_gone;
             let answer = self.answer.lock();
             let answer = *(self.answered).wait_timeout_while(answer, PATIENCE, is_silent);
@@ -147,7 +147,7 @@ impl RemoteTarget {
 impl Drop for RemoteTarget {
     fn drop(&mut self) {
         self.domain.remote.opened.lock().remove(&self.token);
-        self.tell(CLOSE);
+        self.send(CLOSE);
     }
 }
 
@@ -184,7 +184,7 @@ impl QpOps for RemoteTarget {
 
     fn destroy(&self, reply: Reply<()>) {
         self.domain.remote.opened.lock().remove(&self.token);
-        self.tell(CLOSE);
+        self.send(CLOSE);
         reply.send(Ok(()));
     }
 }
@@ -212,13 +212,13 @@ impl EventSink for Reports {
     fn event(&self, event: EventType, _: EventSubject) {
         if let Some(domain) = self.domain.upgrade() {
             let message = message(EVENT, self.token, self.qpn, event.code());
-            domain.tell(self.to, &message);
+            domain.send_message(self.to, &message);
         }
     }
 }
 
 /// Handles a message of the process with the number `from`.
-pub(crate) fn told(domain: &Domain, from: u32, bytes: &[u8]) {
+pub(crate) fn handle_message(domain: &Domain, from: u32, bytes: &[u8]) {
     let Some(([kind, code, token @ ..], rest)) = bytes.split_first_chunk::<10>() else {
         return;
     };
@@ -269,7 +269,7 @@ fn answer(domain: &Domain, to: u32, token: u64, qpn: u32) {
     let real = domain.find_target(qpn).and_then(|target| target.real());
     let state = real.and_then(|real| real.query().ok());
     let code = state.map_or(NONE, |status| status.state as u8);
-    domain.tell(to, &message(STATE, token, qpn, code));
+    domain.send_message(to, &message(STATE, token, qpn, code));
 }
 
 // Removes handles of other processes, and the targets of which they were the last.
@@ -289,7 +289,7 @@ fn close(domain: &Domain, which: impl Fn(u32, u64) -> bool) {
 }
 
 /// Notes that the process with these numbers has gone.
-pub(crate) fn gone(domain: &Domain, numbers: &Range<u32>) {
+pub(crate) fn handle_gone(domain: &Domain, numbers: &Range<u32>) {
     close(domain, |process, _| numbers.contains(&process));
     let opened: Vec<_> = {
         let opened = domain.remote.opened.lock();

@@ -641,7 +641,7 @@ impl<D: Driver> Device<D> {
 
 impl<D: Driver> Device<D> {
     // Passes a message of another process to its domain: the identity of the domain, a number of the process, and the rest.
-    fn tell_domain(&self, message: &[u8]) {
+    fn pass_to_domain(&self, message: &[u8]) {
         let parts = message.split_first_chunk().and_then(|(id, rest)| {
             let (from, rest) = rest.split_first_chunk()?;
             Some((self.domains.domain(id)?, u32::from_ne_bytes(*from), rest))
@@ -649,17 +649,17 @@ impl<D: Driver> Device<D> {
         if let Some((domain, from, rest)) = parts {
             let rest = rest.to_vec();
             // The domain may destroy queue pairs, so no lock is held.
-            let job = move |_| domain.told(from, &rest);
+            let job = move |_| domain.handle_message(from, &rest);
             self.network.serve_later(Box::new(job));
         }
     }
 }
 
 impl<D: Driver> Neighbours for Device<D> {
-    fn tell(&self, number: u32, domain: &DomainId, message: &[u8]) {
+    fn send_message(&self, number: u32, domain: &DomainId, message: &[u8]) {
         if let Some(link) = self.network.link() {
             let from = self.numbers.0.to_ne_bytes();
-            link.tell(number, [&[TO_DOMAIN], &domain[..], &from, message].concat());
+            link.send_message(number, [&[TO_DOMAIN], &domain[..], &from, message].concat());
             self.network.progress();
         }
     }
@@ -768,12 +768,12 @@ impl<D: Driver> Member for Device<D> {
 
     fn handle_note(&self, note: Note<'_>, now: Time) {
         match note {
-            Note::Message([TO_DOMAIN, message @ ..]) => self.tell_domain(message),
+            Note::Message([TO_DOMAIN, message @ ..]) => self.pass_to_domain(message),
             Note::Message(_) => self.call(now, |cx| D::handle_note(self, note, cx)),
             Note::Gone { first, end } => {
                 self.call(now, |cx| D::handle_note(self, note, cx));
                 let domains = self.domains.domains();
-                let job = move |_| domains.iter().for_each(|one| one.gone(first..end));
+                let job = move |_| domains.iter().for_each(|one| one.handle_gone(first..end));
                 self.network.serve_later(Box::new(job));
             }
         }

@@ -156,12 +156,12 @@ pub trait Targets: Send + Sync {
         None
     }
 
-    /// Handles a [message](Domains::tell) that another process has sent to this domain. `from` is a number of that process. The
+    /// Handles a [message](Domains::send_message) that another process has sent to this domain. `from` is a number of that process. The
     /// caller holds no lock.
-    fn told(&self, _from: u32, _message: &[u8]) {}
+    fn handle_message(&self, _from: u32, _message: &[u8]) {}
 
     /// Notes that the process with these numbers has gone. The caller holds no lock.
-    fn gone(&self, _numbers: Range<u32>) {}
+    fn handle_gone(&self, _numbers: Range<u32>) {}
 }
 
 /// The identity of a domain whose shared receive queues belong to several processes at one address.
@@ -170,7 +170,7 @@ pub type DomainId = [u8; 16];
 /// Reaches the other processes at the address of a device.
 pub(crate) trait Neighbours: Send + Sync {
     /// Sends a message to the domain of the process with this number.
-    fn tell(&self, number: u32, domain: &DomainId, message: &[u8]);
+    fn send_message(&self, number: u32, domain: &DomainId, message: &[u8]);
 }
 
 /// The domains that a device shares with other processes at its address, by identity.
@@ -188,10 +188,10 @@ impl Domains {
     }
 
     /// Sends a message to the domain with this identity in the process with this number, where
-    /// [`Targets::told`] gets it. It may be lost, like a packet. The caller holds no lock.
-    pub fn tell(&self, number: u32, domain: &DomainId, message: &[u8]) {
+    /// [`Targets::handle_message`] gets it. It may be lost, like a packet. The caller holds no lock.
+    pub fn send_message(&self, number: u32, domain: &DomainId, message: &[u8]) {
         if let Some(neighbours) = self.neighbours.upgrade() {
-            neighbours.tell(number, domain, message);
+            neighbours.send_message(number, domain, message);
         }
     }
 
@@ -279,7 +279,7 @@ impl Target {
     }
 }
 
-/// The addressing of a stand-in, which is told which shared receive queue each request names.
+/// The addressing of a stand-in, whose driver says which shared receive queue each request names.
 struct AsNamed;
 
 impl Targets for AsNamed {

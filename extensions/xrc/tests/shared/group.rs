@@ -182,7 +182,7 @@ fn writes_reads_and_atomics_reach_the_memory_of_other_processes() {
             (Some([9; 4]), length as u32)
         );
         assert_eq!(receiver.bytes(1000, length), bytes);
-        // Reads of any length return what was written.
+        // Reads of any length return the written bytes.
         for length in [0, 7, 4096, 32 << 10, 33_000, length] {
             let at = 300_000;
             let read = wr::Read::new(local(at, length), remote(1000)).with(lab.to(1));
@@ -215,7 +215,7 @@ fn an_empty_queue_of_another_process_delays_its_own_message() {
     lab.succeeds(wr::Send::new(b"to two").with(lab.to(2)));
     let message = wr::Send::new(b"to one").with(lab.to(1));
     lab.initiator.post_one(message.signaled(1)).unwrap();
-    // The initiator is told that there is no receive, and repeats its message.
+    // An RNR NAK reports that no receive is posted, and the initiator repeats its message.
     until(|| lab.initiator.counters().rnr_naks > 0);
     lab.receivers[1].receives(1, 16);
     assert_eq!(lab.node.take(1)[0].status, WcStatus::Success);
@@ -253,7 +253,7 @@ fn a_message_for_a_process_that_has_gone_is_refused() {
 
 // covers 4.07
 #[test]
-fn processes_have_handles_of_one_target_which_ends_with_the_last() {
+fn a_target_ends_with_the_last_handle_of_any_process() {
     let Lab {
         node,
         initiator,

@@ -55,12 +55,12 @@ impl Queue {
 #[test]
 #[ignore = "a process that another test starts"]
 fn receiver() {
-    let Ok(told) = std::env::var(RECEIVER) else {
+    let Ok(settings) = std::env::var(RECEIVER) else {
         return;
     };
-    let told: Vec<_> = told.split(' ').collect();
-    let [address, memory, faults, path, queues] = told[..] else {
-        panic!("{told:?}")
+    let settings: Vec<_> = settings.split(' ').collect();
+    let [address, memory, faults, path, queues] = settings[..] else {
+        panic!("{settings:?}")
     };
     let address: SocketAddr = address.parse().unwrap();
     let node = Node::new(address, memory == "true", faults);
@@ -90,7 +90,7 @@ fn receiver() {
                 let target = domain.create_target().wait().unwrap();
                 let peer = peer(qpn, psn, from);
                 target.connect(&peer, PathOptions::new()).wait().unwrap();
-                println!("\n> {}", told_endpoint(&target));
+                println!("\n> {}", endpoint_text(&target));
                 targets.push(target);
             }
             ["open", qpn] => {
@@ -127,7 +127,7 @@ fn receiver() {
     }
 }
 
-fn told_endpoint(qp: &Qp) -> String {
+fn endpoint_text(qp: &Qp) -> String {
     let own = qp.endpoint().unwrap();
     format!("{} {}", own.qp_num.value(), own.sq_psn.value())
 }
@@ -154,7 +154,7 @@ struct Sender {
     posted: VecDeque<usize>,
 }
 
-/// What was sent to a queue.
+/// The messages that were sent to one queue.
 struct Outgoing {
     number: u32,
     /// How many messages were carried out.
@@ -176,8 +176,8 @@ impl Sender {
             ..
         } = way;
         let start = |queues: u64| {
-            let told = format!("{address} {memory} {faults} {file} {queues}");
-            ChildProcess::start("processes::receiver", RECEIVER, &told)
+            let settings = format!("{address} {memory} {faults} {file} {queues}");
+            ChildProcess::start("processes::receiver", RECEIVER, &settings)
         };
         let mut receivers: Vec<_> = QUEUES.map(start).into_iter().collect();
         let mut queues = Vec::new();
@@ -197,7 +197,7 @@ impl Sender {
                 .sq_sig_all()
                 .max_send_wr(WINDOW as u32);
             let qp = node.pd.create_qp(options).wait().unwrap();
-            let target = receivers[0].ask(&format!("target {} {own}", told_endpoint(&qp)));
+            let target = receivers[0].ask(&format!("target {} {own}", endpoint_text(&qp)));
             let (qpn, psn) = target.split_once(' ').unwrap();
             let peer = peer(qpn, psn, address);
             qp.connect(&peer, PathOptions::new()).wait().unwrap();
@@ -324,8 +324,8 @@ fn a_handle_reports_that_the_process_with_the_target_was_killed() {
     let address = "127.0.7.1:48103";
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_str().unwrap();
-    let told = format!("{address} true none {path} 1");
-    let start = || ChildProcess::start("processes::receiver", RECEIVER, &told);
+    let settings = format!("{address} true none {path} 1");
+    let start = || ChildProcess::start("processes::receiver", RECEIVER, &settings);
     let [mut owner, mut other] = [start(), start()];
     let target = owner.ask(&format!("target 300000 7 {address}"));
     let (qpn, _) = target.split_once(' ').unwrap();
