@@ -338,9 +338,15 @@ impl Lease {
         if self.group.read(&self.inbox, take, let_in)? {
             let mut gone = Vec::new();
             self.connections.lock().retain(|range, connection| {
-                let has_gone = connection.has_gone();
-                gone.extend(has_gone.then_some(*range));
-                !has_gone
+                if !connection.has_gone() {
+                    return true;
+                }
+                // A process with too many connections closes the oldest.
+                let name = self.group.options.range(*range);
+                if !connection.is_to_holder(&name) {
+                    gone.push(*range);
+                }
+                false
             });
             gone.into_iter().for_each(|range| take(Mail::Gone(range)));
         }
