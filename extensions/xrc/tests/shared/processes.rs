@@ -53,7 +53,7 @@ impl Queue {
 
 // Runs as a receiver, which another test starts.
 #[test]
-#[ignore = "a process that another test starts"]
+#[ignore = "a process of the other tests"]
 fn receiver() {
     let Ok(settings) = std::env::var(RECEIVER) else {
         return;
