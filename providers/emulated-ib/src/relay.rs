@@ -552,3 +552,6 @@ fn execute(
 const MOST_LATER: usize = 4096;
 /// The most bytes of their payloads.
 const MOST_LATER_BYTES: usize = 4 << 20;
+
+#[cfg(all(test, feature = "sockets"))]
+mod tests;
