@@ -1,5 +1,7 @@
 //! Connections of XRC, whose ends are two processes: this test runs itself again as the process with the target.
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{Half, QpState};
@@ -13,7 +15,7 @@ use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
 
 use crate::rig::{End, udp_device};
 
-/// Environment variable of the process with the target: the address of its device.
+/// Environment variable of the process with the target: the address of its device, and the file of its domain, if that has one.
 const ADDRESS: &str = "XRC_TARGET_AT";
 
 /// An end with the features that extended reliable connections need.
@@ -39,6 +41,11 @@ fn initiator(end: &End) -> Qp {
 
 fn domain(end: &End) -> Xrcd {
     xrc(end).open(OpenXrcd::anonymous()).wait().unwrap()
+}
+
+fn domain_of(end: &End, file: &File) -> Xrcd {
+    let how = OpenXrcd::of(file.as_fd()).create();
+    xrc(end).open(how).wait().unwrap()
 }
 
 /// A shared receive queue with receives, and their memory.
@@ -90,8 +97,12 @@ fn process_with_the_target() {
         return;
     };
     let say = |what: &str| println!("> {what}");
-    let end = end_at(&address);
-    let domain = domain(&end);
+    let (address, file) = address.split_once(' ').unwrap_or((&address, ""));
+    let end = end_at(address);
+    let domain = match file {
+        "" => domain(&end),
+        file => domain_of(&end, &File::open(file).unwrap()),
+    };
     let boxes = [Mailbox::new(&end, &domain), Mailbox::new(&end, &domain)];
     let target = domain.create_target().wait().unwrap();
     let listener = end.listen();
@@ -213,6 +224,39 @@ fn a_remote_target_outlives_its_connection() {
     connection.disconnect().wait().unwrap();
     assert_eq!(initiator.query().unwrap().state, QpState::Err);
     assert_eq!(target.process.ask("state"), "Rts");
+    target.ends();
+}
+
+// covers 4.13 4.14
+#[test]
+fn a_connection_reaches_the_queues_of_two_processes() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let mut target = Target::at(&format!("127.0.64.2 {path}"));
+    // This process has no target, but a queue in the domain of the other process, at the same address.
+    let other = end_at("127.0.64.2");
+    let mailbox = Mailbox::new(&other, &domain_of(&other, file.as_file()));
+    let near = end_at("127.0.64.1");
+    let initiator = initiator(&near);
+    let options = ConnectionOptions::new().private_data(b"may I").reads(7, 5);
+    let connecting = near.connector.connect(&initiator, target.at, options);
+    let connection = connecting.wait().unwrap();
+    assert_eq!(target.process.answer(), "connected");
+    let queues = target.queues;
+    send(
+        &near,
+        &initiator,
+        mailbox.srq.number(),
+        "to another process",
+    );
+    assert_eq!(mailbox.next(), "to another process");
+    send(&near, &initiator, queues[0], "to its own");
+    assert_eq!(target.process.ask("receive 0"), "to its own");
+    // The target stays when its process forgets the connection.
+    assert_eq!(target.process.ask("forget"), "forgotten");
+    send(&near, &initiator, mailbox.srq.number(), "still there");
+    assert_eq!(mailbox.next(), "still there");
+    connection.disconnect().wait().unwrap();
     target.ends();
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -18,6 +19,7 @@ use verbs_api::provider::{MadeOnce, Mutex, PerProcess, forks, random};
 use verbs_api::{Context, VerbError, objects::DeviceId};
 
 use crate::opening::{FileId, OpenXrcd};
+use crate::remote::{self, Remote};
 use crate::target::SharedTarget;
 
 /// An XRC domain of an emulated device: its shared receive queues and its targets, each by number.
@@ -26,6 +28,7 @@ pub(crate) struct Domain {
     /// The identity by which other processes at the device's address know the domain; `None` if they cannot have it.
     id: Option<DomainId>,
     contents: Mutex<Contents>,
+    pub(crate) remote: Remote,
 }
 
 #[derive(Default)]
@@ -138,6 +141,7 @@ impl Domain {
             me: me.clone(),
             id,
             contents: Mutex::new(contents),
+            remote: Remote::default(),
         })
     }
 
@@ -184,10 +188,32 @@ impl Domain {
 
     /// Makes the domain known to a device that shares its address with other processes, so that requests which these receive
     /// reach the domain's queues.
-    pub(crate) fn publish(&self, to: &Domains) {
+    pub(crate) fn publish(&self, to: &Arc<Domains>) {
         if let Some(id) = self.id {
             to.add(id, self.me.clone());
+            self.remote.publish(to);
         }
+    }
+
+    /// Sends a message to this domain in the process with this number.
+    pub(crate) fn send_message(&self, number: u32, message: &[u8]) {
+        if let (Some(id), Some(domains)) = (self.id, self.remote.domains()) {
+            domains.send_message(number, &id, message);
+        }
+    }
+
+    /// Returns a counted reference to the domain; `None` once it ends.
+    pub(crate) fn shared(&self) -> Option<Arc<Self>> {
+        self.me.upgrade()
+    }
+
+    /// Returns all targets with their numbers.
+    pub(crate) fn targets(&self) -> Vec<(u32, Arc<SharedTarget>)> {
+        let contents = self.contents.lock();
+        let targets = contents.targets.iter();
+        targets
+            .map(|(qpn, shared)| (*qpn, Arc::clone(shared)))
+            .collect()
     }
 
     pub(crate) fn remove_srq(&self, number: u32) {
@@ -229,7 +255,8 @@ fn exists_already() -> VerbError {
 
 impl Contents {
     fn is_there(&self) -> bool {
-        self.opened > 0 || self.holders().next().is_some()
+        let is_held = self.opened > 0 || self.holders().next().is_some();
+        is_held || self.targets.values().any(|target| target.has_remote())
     }
 
     // Shows other processes that this one no longer has the domain, if that is so.
@@ -270,6 +297,14 @@ impl Targets for Domain {
 
     fn domain(&self) -> Option<DomainId> {
         self.id
+    }
+
+    fn handle_message(&self, from: u32, message: &[u8]) {
+        remote::handle_message(self, from, message);
+    }
+
+    fn handle_gone(&self, numbers: Range<u32>) {
+        remote::handle_gone(self, &numbers);
     }
 }
 

@@ -20,6 +20,7 @@ use verbs_api::{
 use crate::XrcFeatures;
 use crate::domain::Domain;
 use crate::qp_types::Role;
+use crate::remote::RemoteTarget;
 use crate::target::SharedTarget;
 
 /// The implementation of XRC on software devices.
@@ -74,6 +75,17 @@ impl Emulation for InSoftware {
         let of = extension.held().and_then(Held::get::<TargetOf>);
         let TargetOf { domain, existing } =
             of.ok_or_else(|| VerbError::argument("xrcd", "made by Xrcd"))?;
+        domain.publish(handle.domains);
+        if let Some(qpn) = existing
+            && domain.find_target(qpn.value()).is_none()
+            && !(handle.numbers.0..handle.numbers.1).contains(&qpn.value())
+        {
+            let remote = RemoteTarget::open(domain, *qpn, handle)?;
+            return Ok(QpHooks {
+                sharing: Some(Box::new(Opened(Some(remote)))),
+                ..QpHooks::default()
+            });
+        }
         let (shared, is_new): (Arc<SharedTarget>, _) = match existing {
             None => (Arc::default(), true),
             Some(qpn) => {
@@ -154,6 +166,23 @@ impl Sharing for NewHandle {
         self.shared.set_real(made);
         self.domain.add_target(qpn, Arc::clone(&self.shared));
         self.handle()
+    }
+}
+
+/// A handle of a target of another process, which is the queue pair that a program opens.
+struct Opened(Option<Arc<RemoteTarget>>);
+
+impl Sharing for Opened {
+    fn existing(&mut self) -> Option<Arc<dyn QpOps>> {
+        self.0.take().map(|opened| opened as _)
+    }
+
+    fn events(&self) -> Arc<dyn EventSink> {
+        unreachable!("the target exists")
+    }
+
+    fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps> {
+        made
     }
 }
 

@@ -36,6 +36,7 @@ mod objects;
 mod opening;
 mod probes;
 mod qp_types;
+mod remote;
 mod target;
 
 use bitflags::bitflags;

@@ -15,6 +15,18 @@ pub(crate) struct SharedTarget(Mutex<Parts>);
 struct Parts {
     real: Option<Arc<dyn QpOps>>,
     handles: Vec<(ObjectId, Arc<dyn EventSink>)>,
+    /// The handles of other processes: a number of the process, its name for the handle, and what sends it the events.
+    remote: Vec<(u32, u64, Arc<dyn EventSink>)>,
+}
+
+impl Parts {
+    // Returns the queue pair if there is no handle left.
+    fn end(&mut self) -> Option<Arc<dyn QpOps>> {
+        match self.handles.is_empty() && self.remote.is_empty() {
+            true => self.real.take(),
+            false => None,
+        }
+    }
 }
 
 impl SharedTarget {
@@ -44,19 +56,49 @@ impl SharedTarget {
     pub(crate) fn remove_handle(&self, id: ObjectId) -> Option<Arc<dyn QpOps>> {
         let mut parts = self.0.lock();
         parts.handles.retain(|(known, _)| *known != id);
-        match parts.handles.is_empty() {
-            true => parts.real.take(),
-            false => None,
+        parts.end()
+    }
+
+    /// Adds a handle of another process, unless the target is being destroyed. Returns whether it was added.
+    pub(crate) fn add_remote(&self, of: u32, token: u64, events: Arc<dyn EventSink>) -> bool {
+        let mut parts = self.0.lock();
+        if parts.real.is_none() {
+            return false;
         }
+        parts
+            .remote
+            .retain(|(process, known, _)| (*process, *known) != (of, token));
+        parts.remote.push((of, token, events));
+        true
+    }
+
+    /// Returns whether other processes have handles.
+    pub(crate) fn has_remote(&self) -> bool {
+        !self.0.lock().remote.is_empty()
+    }
+
+    /// Removes the handles of other processes that `which` selects; returns the queue pair if there is no handle left.
+    pub(crate) fn remove_remote(&self, which: impl Fn(u32, u64) -> bool) -> Option<Arc<dyn QpOps>> {
+        let mut parts = self.0.lock();
+        parts
+            .remote
+            .retain(|(process, token, _)| !which(*process, *token));
+        parts.end()
     }
 }
 
 /// Reports an event of the target's queue pair to every handle.
 impl EventSink for SharedTarget {
     fn event(&self, event: EventType, _: EventSubject) {
-        let handles = self.0.lock().handles.clone();
+        let (handles, remote) = {
+            let parts = self.0.lock();
+            (parts.handles.clone(), parts.remote.clone())
+        };
         for (id, sink) in handles {
             sink.event(event, EventSubject::Object(id));
+        }
+        for (_, _, sink) in remote {
+            sink.event(event, EventSubject::Device);
         }
     }
 }

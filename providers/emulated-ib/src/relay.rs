@@ -28,7 +28,7 @@ use crate::{Cx, Device, Qp, QpRef, Receiving};
 
 mod message;
 
-use message::{Code, Outcome, Request};
+use message::{Code, Outcome, PIECE, Request};
 
 /// The state of a target some of whose requests are executed by other processes.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct Waiting {
     read: u32,
 }
 
-/// How far a request is to be executed elsewhere.
+/// Whether the initiator repeats a read that was answered before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Repeats {
     No,
@@ -210,7 +210,7 @@ fn ask(qp: &Qp, half: &mut Receiving) {
     relay.owners.retain(|one| !is_together(*one, srqn));
     relay.owners.insert(srqn);
     if let Some(message) = request.encode(&header, payload) {
-        link.tell(srqn, message);
+        link.send_message(srqn, message);
     }
 }
 
@@ -223,7 +223,7 @@ const fn is_together(one: u32, other: u32) -> bool {
 pub(crate) fn end(qp: &Qp, half: &mut Receiving) {
     if let (Some(relay), Some(link)) = (half.driver.rest.relay.take(), qp.device.network().link()) {
         for owner in relay.owners {
-            link.tell(owner, message::end(qp.qpn, relay.generation));
+            link.send_message(owner, message::end(qp.qpn, relay.generation));
         }
     }
 }
@@ -489,7 +489,7 @@ fn serve(device: &Device, request: &Request, header: &Header, payload: &[u8], cx
         fails,
     };
     if let Some(link) = device.network().link() {
-        link.tell(request.qpn, outcome.encode(&bytes));
+        link.send_message(request.qpn, outcome.encode(&bytes));
     }
 }
 
@@ -548,9 +548,10 @@ fn execute(
     outcome
 }
 
-/// The most bytes of a read that one message carries: a multiple of every path MTU.
-const PIECE: u32 = 32 << 10;
 /// The most packets that wait for the outcome of an earlier one; later ones are repeated by the initiator.
 const MOST_LATER: usize = 4096;
 /// The most bytes of their payloads.
 const MOST_LATER_BYTES: usize = 4 << 20;
+
+#[cfg(all(test, feature = "sockets"))]
+mod tests;

@@ -155,6 +155,8 @@ impl<D: Driver> Pd<D> {
         let handle = QpHandle {
             id: init.id,
             events: &self.events,
+            numbers: device.numbers(),
+            domains: &device.domains,
         };
         let mut extensions = device.emulations.extend_qp(&init.extensions, &handle)?;
         let mut sharing = extensions.as_mut().and_then(|all| all.sharing.take());

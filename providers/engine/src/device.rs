@@ -25,7 +25,9 @@ use verbs_api::{
 use crate::commands::Commands;
 use crate::directory::Directory;
 use crate::effects::Effects;
-use crate::emulation::{Domains, EMULATED, Emulations, OperationRef, QpExtensions, Target};
+use crate::emulation::{
+    DomainId, Domains, EMULATED, Emulations, Neighbours, OperationRef, QpExtensions, Target,
+};
 use crate::key_table::KeyTable;
 use crate::link::{Frame, Note};
 use crate::management::{Arrival, Handled, MAD_LEN, ManagementAgents, PortChange};
@@ -224,7 +226,7 @@ impl<D: Driver> Device<D> {
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
             numbers: (first, end),
-            domains: Arc::default(),
+            domains: Arc::new(Domains::new(me.clone() as Weak<dyn Neighbours>)),
             tracer: OnceLock::new(),
             strict_signaling: options.strict_signaling,
         });
@@ -684,6 +686,35 @@ impl<D: Driver> Device<D> {
     }
 }
 
+impl<D: Driver> Device<D> {
+    // Passes a message of another process to its domain: the identity of the domain, a number of the process, and the rest.
+    fn pass_to_domain(&self, message: &[u8]) {
+        let parts = message.split_first_chunk().and_then(|(id, rest)| {
+            let (from, rest) = rest.split_first_chunk()?;
+            Some((self.domains.domain(id)?, u32::from_ne_bytes(*from), rest))
+        });
+        if let Some((domain, from, rest)) = parts {
+            let rest = rest.to_vec();
+            // The domain may destroy queue pairs, so no lock is held.
+            let job = move |_| domain.handle_message(from, &rest);
+            self.network.serve_later(Box::new(job));
+        }
+    }
+}
+
+impl<D: Driver> Neighbours for Device<D> {
+    fn send_message(&self, number: u32, domain: &DomainId, message: &[u8]) {
+        if let Some(link) = self.network.link() {
+            let from = self.numbers.0.to_ne_bytes();
+            link.send_message(number, [&[TO_DOMAIN], &domain[..], &from, message].concat());
+            self.network.progress();
+        }
+    }
+}
+
+/// The first byte of a message to a domain. The messages of drivers begin with another one.
+const TO_DOMAIN: u8 = 0;
+
 /// The sink of a stand-in, whose events are reported by the queue pair for which it stands.
 struct NoEvents;
 
@@ -783,7 +814,16 @@ impl<D: Driver> Member for Device<D> {
     }
 
     fn handle_note(&self, note: Note<'_>, now: Time) {
-        self.call(now, |cx| D::handle_note(self, note, cx));
+        match note {
+            Note::Message([TO_DOMAIN, message @ ..]) => self.pass_to_domain(message),
+            Note::Message(_) => self.call(now, |cx| D::handle_note(self, note, cx)),
+            Note::Gone { first, end } => {
+                self.call(now, |cx| D::handle_note(self, note, cx));
+                let domains = self.domains.domains();
+                let job = move |_| domains.iter().for_each(|one| one.handle_gone(first..end));
+                self.network.serve_later(Box::new(job));
+            }
+        }
     }
 
     fn settle(qp: &QpRef<D>, now: Time) {

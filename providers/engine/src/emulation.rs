@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use verbs_api::objects::ObjectId;
@@ -93,6 +94,10 @@ pub struct QpHandle<'h> {
     pub id: ObjectId,
     /// The sink to which events of the queue pair are reported.
     pub events: &'h Arc<dyn EventSink>,
+    /// The numbers of this device: the first, and the one after the last.
+    pub numbers: (u32, u32),
+    /// The domains that the device shares with other processes at its address.
+    pub domains: &'h Arc<Domains>,
 }
 
 /// A shared receive queue that a program is creating with a mode of an extension.
@@ -150,36 +155,73 @@ pub trait Targets: Send + Sync {
     fn domain(&self) -> Option<DomainId> {
         None
     }
+
+    /// Handles a [message](Domains::send_message) that another process has sent to this domain. `from` is a number of that process. The
+    /// caller holds no lock.
+    fn handle_message(&self, _from: u32, _message: &[u8]) {}
+
+    /// Notes that the process with these numbers has gone. The caller holds no lock.
+    fn handle_gone(&self, _numbers: Range<u32>) {}
 }
 
 /// The identity of a domain whose shared receive queues belong to several processes at one address.
 pub type DomainId = [u8; 16];
 
+/// Reaches the other processes at the address of a device.
+pub(crate) trait Neighbours: Send + Sync {
+    /// Sends a message to the domain of the process with this number.
+    fn send_message(&self, number: u32, domain: &DomainId, message: &[u8]);
+}
+
 /// The domains that a device shares with other processes at its address, by identity.
-#[derive(Default)]
-pub struct Domains(Mutex<HashMap<DomainId, Weak<dyn Targets>>>);
+pub struct Domains {
+    known: Mutex<HashMap<DomainId, Weak<dyn Targets>>>,
+    neighbours: Weak<dyn Neighbours>,
+}
 
 impl Domains {
+    pub(crate) fn new(neighbours: Weak<dyn Neighbours>) -> Self {
+        Self {
+            known: Mutex::default(),
+            neighbours,
+        }
+    }
+
+    /// Sends a message to the domain with this identity in the process with this number, where
+    /// [`Targets::handle_message`] gets it. It may be lost, like a packet. The caller holds no lock.
+    pub fn send_message(&self, number: u32, domain: &DomainId, message: &[u8]) {
+        if let Some(neighbours) = self.neighbours.upgrade() {
+            neighbours.send_message(number, domain, message);
+        }
+    }
+
+    pub(crate) fn domain(&self, id: &DomainId) -> Option<Arc<dyn Targets>> {
+        self.known.lock().get(id)?.upgrade()
+    }
+
+    pub(crate) fn domains(&self) -> Vec<Arc<dyn Targets>> {
+        let known = self.known.lock();
+        known.values().filter_map(Weak::upgrade).collect()
+    }
+
     /// Adds a domain, which stays as long as it lives.
     pub fn add(&self, id: DomainId, domain: Weak<dyn Targets>) {
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         known.retain(|_, domain| domain.strong_count() > 0);
         known.insert(id, domain);
     }
 
     /// Returns the shared receive queue with this number in this domain; `None` if this process has none.
     pub fn target(&self, id: &DomainId, number: u32) -> Option<Arc<Target>> {
-        let domain = self.0.lock().get(id)?.upgrade()?;
-        domain.target(number)
+        self.domain(id)?.target(number)
     }
 
     /// Returns the shared receive queues of all these domains.
     pub fn all(&self) -> Vec<Arc<Target>> {
-        let domains: Vec<_> = {
-            let known = self.0.lock();
-            known.values().filter_map(Weak::upgrade).collect()
-        };
-        domains.iter().flat_map(|domain| domain.all()).collect()
+        self.domains()
+            .iter()
+            .flat_map(|domain| domain.all())
+            .collect()
     }
 }
 
@@ -237,7 +279,7 @@ impl Target {
     }
 }
 
-/// The addressing of a stand-in, which is told which shared receive queue each request names.
+/// The addressing of a stand-in, whose driver says which shared receive queue each request names.
 struct AsNamed;
 
 impl Targets for AsNamed {

@@ -70,7 +70,7 @@ impl<H: Clone> OwnedFrame<H> {
 /// What a link reports about the other processes at its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'m> {
-    /// Another process has [told](Link::tell) this process something.
+    /// Another process has [sent](Link::send_message) this message.
     Message(&'m [u8]),
     /// The process whose queue pairs and shared receive queues have the numbers from `first` to before `end` has gone.
     Gone {
@@ -223,8 +223,8 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().map_or(group, |link| link.group_address(group))
     }
 
-    /// Returns whether other processes share the address of this link, so that this process can [tell](Self::tell) them
-    /// something.
+    /// Returns whether other processes share the address of this link, so that this process can [send](Self::send_message) them
+    /// messages.
     fn is_shared(&self) -> bool {
         self.inner().is_some_and(Link::is_shared)
     }
@@ -232,9 +232,9 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// Takes a message for the process at this address whose queue pairs and shared receive queues have numbers like
     /// `number`. It leaves with [`flush`](Self::flush), as frames do, and is lost if that process does not read its messages
     /// fast enough. If there is no such process, the link delivers [`Note::Gone`].
-    fn tell(&self, number: u32, message: Vec<u8>) {
+    fn send_message(&self, number: u32, message: Vec<u8>) {
         if let Some(link) = self.inner() {
-            link.tell(number, message);
+            link.send_message(number, message);
         }
     }
 

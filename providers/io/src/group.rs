@@ -157,12 +157,12 @@ pub struct Lease {
     memory: OnceLock<ShmPort>,
 }
 
-/// What arrives at the inbox of a process.
+/// A message at the inbox of a process, or the end of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mail<'m> {
     /// Another process forwards a datagram.
     Datagram(Arrival, &'m [u8]),
-    /// Another process [tells](Lease::tell) this process something.
+    /// Another process has sent this process a [message](Lease::send_message).
     Message(&'m [u8]),
     /// A process to which this one has sent messages has gone: the one that leased this range.
     Gone(QpnRange),
@@ -338,9 +338,15 @@ impl Lease {
         if self.group.read(&self.inbox, take, let_in)? {
             let mut gone = Vec::new();
             self.connections.lock().retain(|range, connection| {
-                let has_gone = connection.has_gone();
-                gone.extend(has_gone.then_some(*range));
-                !has_gone
+                if !connection.has_gone() {
+                    return true;
+                }
+                // A process with too many connections closes the oldest.
+                let name = self.group.options.range(*range);
+                if !connection.is_to_holder(&name) {
+                    gone.push(*range);
+                }
+                false
             });
             gone.into_iter().for_each(|range| take(Mail::Gone(range)));
         }
@@ -361,8 +367,8 @@ impl Lease {
     ///
     /// # Errors
     /// No process leases the range, or the one that got the last message has gone, or it does not read its inbox fast enough.
-    pub fn tell(&self, range: QpnRange, message: &[u8]) -> Result<(), HandError> {
-        let message = &[&[VERSION, TOLD], message].map(IoSlice::new);
+    pub fn send_message(&self, range: QpnRange, message: &[u8]) -> Result<(), HandError> {
+        let message = &[&[VERSION, MESSAGE], message].map(IoSlice::new);
         let mut connections = self.connections.lock();
         let Some(connection) = connections.get(&range) else {
             drop(connections);
@@ -519,7 +525,7 @@ impl PortGroup {
                     take(Mail::Datagram(arrival, datagram));
                 }
             }
-            [VERSION, TOLD, message @ ..] => take(Mail::Message(message)),
+            [VERSION, MESSAGE, message @ ..] => take(Mail::Message(message)),
             _ => {}
         };
         inbox.attend(&self.options.admission, &self.strangers, &mut take)
@@ -787,7 +793,7 @@ const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const BELL: u8 = 4;
-const TOLD: u8 = 5;
+const MESSAGE: u8 = 5;
 
 /// The most datagrams that are dropped from a socket because they were meant for the process that leased its range before.
 const STALE: usize = 100_000;

@@ -129,13 +129,13 @@ pub struct UdpLink<C: DatagramCodec> {
     groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
     has_groups: AtomicBool,
     reactor: Arc<Reactor>,
-    told: Told,
+    messages: Messages,
     counters: Counters,
 }
 
 /// Messages to and from other processes of the port group.
 #[derive(Default)]
-struct Told {
+struct Messages {
     /// Messages that [`Link::flush`] sends. The lock is held while they are sent, so that they keep their order.
     leaving: Mutex<VecDeque<(QpnRange, Vec<u8>)>>,
     /// Whether there are such messages. Threads read this before they take the lock.
@@ -145,7 +145,7 @@ struct Told {
     has_arrived: AtomicBool,
 }
 
-/// What has arrived from another process of the port group.
+/// A message of another process of the port group, or the end of that process.
 enum Letter {
     Message(Vec<u8>),
     Gone(QpnRange),
@@ -228,7 +228,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             groups: Mutex::default(),
             has_groups: AtomicBool::new(false),
             reactor,
-            told: Told::default(),
+            messages: Messages::default(),
             counters: Counters::default(),
             codec,
             lease,
@@ -589,7 +589,7 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     fn deliver_record(&self, record: &Record<'_>, now: Time, network: &dyn Deliver<C::Header>) {
         let local = self.lease.address();
-        if record.meta.kind == TOLD {
+        if record.meta.kind == MESSAGE {
             let message = Payload::Span(record.payload).to_vec();
             let at = LinkAddress::Ip(local.ip());
             return network.deliver_note(at, Note::Message(&message), now);
@@ -677,7 +677,7 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // Writes a message for another process to shared memory. Returns `false` if it has to go to the inbox of that process: as
     // the first one, so that the kernel reports when the process has gone, or because it is too long or has no room.
-    fn put_told(&self, range: QpnRange, message: &[u8]) -> bool {
+    fn put_message(&self, range: QpnRange, message: &[u8]) -> bool {
         let Some(memory) = self.lease.memory() else {
             return false;
         };
@@ -685,7 +685,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             return false;
         }
         let meta = RecordMeta {
-            kind: TOLD,
+            kind: MESSAGE,
             ..RecordMeta::default()
         };
         let write = |span: Span<'_>| span.write(message);
@@ -697,11 +697,11 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // Sends the messages for other processes.
     #[cold]
-    fn send_told(&self) {
-        let mut leaving = self.told.leaving.lock();
-        self.told.has_leaving.store(false, Ordering::SeqCst);
+    fn send_messages(&self) {
+        let mut leaving = self.messages.leaving.lock();
+        self.messages.has_leaving.store(false, Ordering::SeqCst);
         while let Some((range, message)) = leaving.pop_front() {
-            match self.lease.tell(range, &message) {
+            match self.lease.send_message(range, &message) {
                 Ok(()) => {}
                 Err(HandError::Nobody) => self.keep_letter(Letter::Gone(range)),
                 Err(_) => count(&self.counters.lost),
@@ -710,21 +710,21 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     fn keep_letter(&self, letter: Letter) {
-        let mut arrived = self.told.arrived.lock();
+        let mut arrived = self.messages.arrived.lock();
         if arrived.len() >= LETTERS && matches!(letter, Letter::Message(_)) {
             return count(&self.counters.lost);
         }
         arrived.push_back(letter);
-        self.told.has_arrived.store(true, Ordering::Release);
+        self.messages.has_arrived.store(true, Ordering::Release);
     }
 
-    // Delivers what other processes have told. Returns whether there was anything.
-    fn deliver_told(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        if !self.told.has_arrived.load(Ordering::Acquire) {
+    // Delivers the messages of other processes. Returns whether there was anything.
+    fn deliver_messages(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        if !self.messages.has_arrived.load(Ordering::Acquire) {
             return false;
         }
-        self.told.has_arrived.store(false, Ordering::SeqCst);
-        let arrived = std::mem::take(&mut *self.told.arrived.lock());
+        self.messages.has_arrived.store(false, Ordering::SeqCst);
+        let arrived = std::mem::take(&mut *self.messages.arrived.lock());
         let at = LinkAddress::Ip(self.lease.address().ip());
         for letter in &arrived {
             let note = match letter {
@@ -841,17 +841,18 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.transmit(flow);
             }
         }
-        if self.told.has_leaving.load(Ordering::Acquire) {
-            self.send_told();
+        if self.messages.has_leaving.load(Ordering::Acquire) {
+            self.send_messages();
         }
         self.lease.ring_bells();
-        self.has_refusals.load(Ordering::Acquire) || self.told.has_arrived.load(Ordering::Acquire)
+        self.has_refusals.load(Ordering::Acquire)
+            || self.messages.has_arrived.load(Ordering::Acquire)
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
         delivered |= self.deliver_refusals(now, network);
-        delivered |= self.deliver_told(now, network);
+        delivered |= self.deliver_messages(now, network);
         let mut inbound = self.inbound.lock();
         let Inbound {
             batch,
@@ -909,13 +910,13 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         true
     }
 
-    fn tell(&self, number: u32, message: Vec<u8>) {
-        if self.put_told(QpnRange::of_qpn(number), &message) {
+    fn send_message(&self, number: u32, message: Vec<u8>) {
+        if self.put_message(QpnRange::of_qpn(number), &message) {
             return;
         }
-        let mut leaving = self.told.leaving.lock();
+        let mut leaving = self.messages.leaving.lock();
         leaving.push_back((QpnRange::of_qpn(number), message));
-        self.told.has_leaving.store(true, Ordering::Release);
+        self.messages.has_leaving.store(true, Ordering::Release);
     }
 
     fn group_address(&self, group: IpAddr) -> IpAddr {
@@ -1056,7 +1057,7 @@ const ROOM: u64 = 5;
 /// The kinds of records: a frame, a frame of which a bit was changed, and a message from process to process.
 const FRAME: u8 = 0;
 const DAMAGED: u8 = 1;
-const TOLD: u8 = 2;
+const MESSAGE: u8 = 2;
 
 /// The most records that are queued for lack of room in shared memory, for each reader: many have no payload.
 const MOST_WAITING: usize = 4096;

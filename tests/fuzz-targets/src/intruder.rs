@@ -27,7 +27,7 @@ pub(crate) fn alone(address: &Mutex<()>) -> MutexGuard<'_, ()> {
     address.lock()
 }
 
-/// Takes what arrives at the inbox of an honest process, to which nobody has forwarded a datagram.
+/// Takes the mail of an honest process, to which no process has forwarded a datagram.
 pub(crate) fn no_datagram(mail: Mail<'_>) {
     assert!(!matches!(mail, Mail::Datagram(..)), "a datagram");
 }

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use test_kit::waiting::until;
+use test_kit::waiting::{until, until_some};
+use verbs_api::event::{EventSubject, EventType};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, Completion, ErrorKind, PathOptions, Qp, QpOptions, SrqOptions, VerbError, WcStatus,
@@ -181,7 +182,7 @@ fn writes_reads_and_atomics_reach_the_memory_of_other_processes() {
             (Some([9; 4]), length as u32)
         );
         assert_eq!(receiver.bytes(1000, length), bytes);
-        // Reads of any length return what was written.
+        // Reads of any length return the written bytes.
         for length in [0, 7, 4096, 32 << 10, 33_000, length] {
             let at = 300_000;
             let read = wr::Read::new(local(at, length), remote(1000)).with(lab.to(1));
@@ -214,7 +215,7 @@ fn an_empty_queue_of_another_process_delays_its_own_message() {
     lab.succeeds(wr::Send::new(b"to two").with(lab.to(2)));
     let message = wr::Send::new(b"to one").with(lab.to(1));
     lab.initiator.post_one(message.signaled(1)).unwrap();
-    // The initiator is told that there is no receive, and repeats its message.
+    // An RNR NAK reports that no receive is posted, and the initiator repeats its message.
     until(|| lab.initiator.counters().rnr_naks > 0);
     lab.receivers[1].receives(1, 16);
     assert_eq!(lab.node.take(1)[0].status, WcStatus::Success);
@@ -248,4 +249,44 @@ fn a_message_for_a_process_that_has_gone_is_refused() {
     drop(std::mem::replace(&mut lab.receivers[2], replacement));
     let refused = lab.run(wr::Send::new(b"gone").with(remote_srqn(gone)));
     assert_eq!(refused.status, WcStatus::RemInvReqErr);
+}
+
+// covers 4.07
+#[test]
+fn a_target_ends_with_the_last_handle_of_any_process() {
+    let Lab {
+        node,
+        initiator,
+        target,
+        receivers,
+        ..
+    } = Lab::new(48_008, true);
+    let number = target.qp_num();
+    let open = |which: usize| receivers[which].domain.open_target(number).wait();
+    let opened = open(1).unwrap();
+    assert_eq!(opened.qp_num(), number);
+    assert_eq!(opened.query().unwrap().state, QpState::Rts);
+    // The target works without the handle of the process that has made it.
+    target.destroy().wait().unwrap();
+    let to = |which: usize| remote_srqn(receivers[which].srq.number());
+    receivers[2].receives(1, 16);
+    initiator
+        .post_one(wr::Send::new(b"two").with(to(2)))
+        .unwrap();
+    assert_eq!(node.take(1)[0].status, WcStatus::Success);
+    assert_eq!(receivers[2].node.take(1)[0].qp_num, number);
+    // Each handle gets the events, in its own process.
+    let last = open(2).unwrap();
+    let none = remote_srqn(receivers[1].srq.number() ^ 1);
+    initiator.post_one(wr::Send::new(b"?").with(none)).unwrap();
+    assert_eq!(node.take(1)[0].status, WcStatus::RemInvReqErr);
+    for (receiver, handle) in receivers[1..].iter().zip([&opened, &last]) {
+        let event = until_some(|| receiver.node.context.poll_event());
+        assert_eq!(event.event_type(), EventType::QpReqErr);
+        assert_eq!(event.subject(), EventSubject::Object(handle.id()));
+    }
+    opened.destroy().wait().unwrap();
+    assert_eq!(last.query().unwrap().state, QpState::Err);
+    last.destroy().wait().unwrap();
+    until(|| open(1).is_err_and(|error| error.kind() == ErrorKind::InvalidArgument));
 }

@@ -18,7 +18,7 @@ const SIZE: usize = 1 << 20;
 /// A device at an address, as one process has it.
 pub(crate) struct Node {
     _wire: OnWire,
-    _context: Context,
+    pub(crate) context: Context,
     pub(crate) xrc: Xrc,
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
@@ -55,7 +55,7 @@ impl Node {
         let mr = pd.register(&memory, rights).wait().unwrap();
         Self {
             _wire: wire,
-            _context: context,
+            context,
             xrc,
             pd,
             cq,

@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 
 use test_kit::process::ChildProcess;
+use test_kit::waiting::until_some;
+use verbs_api::event::EventSubject;
 use verbs_api::ids::{Psn, Qpn};
 use verbs_api::{
     PathOptions, Qp, QpEndpoint, QpOptions, SrqOptions, WcStatus,
@@ -51,14 +53,14 @@ impl Queue {
 
 // Runs as a receiver, which another test starts.
 #[test]
-#[ignore = "a process that another test starts"]
+#[ignore = "a process of the other tests"]
 fn receiver() {
-    let Ok(told) = std::env::var(RECEIVER) else {
+    let Ok(settings) = std::env::var(RECEIVER) else {
         return;
     };
-    let told: Vec<_> = told.split(' ').collect();
-    let [address, memory, faults, path, queues] = told[..] else {
-        panic!("{told:?}")
+    let settings: Vec<_> = settings.split(' ').collect();
+    let [address, memory, faults, path, queues] = settings[..] else {
+        panic!("{settings:?}")
     };
     let address: SocketAddr = address.parse().unwrap();
     let node = Node::new(address, memory == "true", faults);
@@ -86,10 +88,22 @@ fn receiver() {
             }
             ["target", qpn, psn, from] => {
                 let target = domain.create_target().wait().unwrap();
-                let peer = peer(qpn, psn, &target, from);
+                let peer = peer(qpn, psn, from);
                 target.connect(&peer, PathOptions::new()).wait().unwrap();
-                println!("\n> {}", told_endpoint(&target));
+                println!("\n> {}", endpoint_text(&target));
                 targets.push(target);
+            }
+            ["open", qpn] => {
+                let target = domain.open_target(Qpn::new(qpn.parse().unwrap()));
+                targets.push(target.wait().unwrap());
+                println!("\n> opened");
+            }
+            ["event"] => {
+                let event = until_some(|| node.context.poll_event());
+                let handle = targets.last().unwrap();
+                assert_eq!(event.subject(), EventSubject::Object(handle.id()));
+                let state = handle.query().unwrap().state;
+                println!("\n> {:?} {state}", event.event_type());
             }
             ["receive", count] => {
                 let count: u64 = count.parse().unwrap();
@@ -113,20 +127,19 @@ fn receiver() {
     }
 }
 
-fn told_endpoint(qp: &Qp) -> String {
+fn endpoint_text(qp: &Qp) -> String {
     let own = qp.endpoint().unwrap();
     format!("{} {}", own.qp_num.value(), own.sq_psn.value())
 }
 
 // Returns the endpoint of a peer at the address `at`.
-fn peer(qpn: &str, psn: &str, own: &Qp, at: &str) -> QpEndpoint {
+fn peer(qpn: &str, psn: &str, at: &str) -> QpEndpoint {
     let at: SocketAddr = at.parse().unwrap();
     QpEndpoint {
         qp_num: Qpn::new(qpn.parse().unwrap()),
         sq_psn: Psn::new(psn.parse().unwrap()),
         address: verbs_api::ids::LinkAddress::Ip(at.ip()),
         gid: at.ip().into(),
-        ..own.endpoint().unwrap()
     }
 }
 
@@ -141,7 +154,7 @@ struct Sender {
     posted: VecDeque<usize>,
 }
 
-/// What was sent to a queue.
+/// The messages that were sent to one queue.
 struct Outgoing {
     number: u32,
     /// How many messages were carried out.
@@ -163,8 +176,8 @@ impl Sender {
             ..
         } = way;
         let start = |queues: u64| {
-            let told = format!("{address} {memory} {faults} {file} {queues}");
-            ChildProcess::start("processes::receiver", RECEIVER, &told)
+            let settings = format!("{address} {memory} {faults} {file} {queues}");
+            ChildProcess::start("processes::receiver", RECEIVER, &settings)
         };
         let mut receivers: Vec<_> = QUEUES.map(start).into_iter().collect();
         let mut queues = Vec::new();
@@ -184,9 +197,9 @@ impl Sender {
                 .sq_sig_all()
                 .max_send_wr(WINDOW as u32);
             let qp = node.pd.create_qp(options).wait().unwrap();
-            let target = receivers[0].ask(&format!("target {} {own}", told_endpoint(&qp)));
+            let target = receivers[0].ask(&format!("target {} {own}", endpoint_text(&qp)));
             let (qpn, psn) = target.split_once(' ').unwrap();
-            let peer = peer(qpn, psn, &qp, address);
+            let peer = peer(qpn, psn, address);
             qp.connect(&peer, PathOptions::new()).wait().unwrap();
             qp
         });
@@ -303,4 +316,20 @@ fn queues_get_each_message_once_over_sockets_that_lose_packets() {
         messages: 20_000,
     };
     run("127.0.7.2:48102", &way);
+}
+
+// covers 4.07
+#[test]
+fn a_handle_reports_that_the_process_with_the_target_was_killed() {
+    let address = "127.0.7.1:48103";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let settings = format!("{address} true none {path} 1");
+    let start = || ChildProcess::start("processes::receiver", RECEIVER, &settings);
+    let [mut owner, mut other] = [start(), start()];
+    let target = owner.ask(&format!("target 300000 7 {address}"));
+    let (qpn, _) = target.split_once(' ').unwrap();
+    assert_eq!(other.ask(&format!("open {qpn}")), "opened");
+    owner.child.kill().unwrap();
+    assert_eq!(other.ask("event"), "QpFatal ERR");
 }

@@ -75,9 +75,14 @@ pub(super) enum Fails {
 pub(super) enum Message<'m> {
     Request(Request, Header, &'m [u8]),
     Outcome(Outcome, &'m [u8]),
-    /// The target with this number has no connection of this generation any more.
+    /// The target with this number ends its connection of this generation.
     End(u32, u64),
 }
+
+/// The most bytes of a read that one message asks for: a multiple of every path MTU.
+pub(super) const PIECE: u32 = 32 << 10;
+/// The bits that log2 of a path MTU takes.
+const MTU_SHIFT: u8 = 0x0f;
 
 const REQUEST: u8 = 1;
 const OUTCOME: u8 = 2;
@@ -191,6 +196,9 @@ fn read_request(mut from: Reader<'_>) -> Option<Message<'_>> {
         return None;
     }
     let body = read_body(&mut from)?;
+    if matches!(body, Body::ReadRequest(_, length) if length > PIECE) {
+        return None;
+    }
     let request = Request {
         qpn,
         peer_qpn,
@@ -206,7 +214,7 @@ fn read_request(mut from: Reader<'_>) -> Option<Message<'_>> {
     let header = Header {
         solicited: flags & 1 != 0,
         joined: flags & 2 != 0,
-        mtu_shift: sender_shift,
+        mtu_shift: sender_shift & MTU_SHIFT,
         xrc: Some(srqn),
         ..Header::new(QpType::Rc, peer_qpn, qpn, Psn::new(psn), body)
     };
@@ -375,7 +383,7 @@ mod tests {
             Body::Send(Position::Only, SendExtra::Invalidate(5)),
             Body::Write(Position::First, remote, 9000, None),
             Body::Write(Position::Only, remote, 3, Some([4, 3, 2, 1])),
-            Body::ReadRequest(remote, 70_000),
+            Body::ReadRequest(remote, PIECE),
             Body::CompareSwap(remote, 1, u64::MAX),
             Body::FetchAdd(remote, 7),
             Body::AtomicWrite(remote),
@@ -445,6 +453,32 @@ mod tests {
             }
         }
         assert_eq!(read(&end(7, 8)), Some(Message::End(7, 8)));
+    }
+
+    #[test]
+    fn a_read_of_more_than_a_piece_is_invalid() {
+        let request = Request {
+            qpn: 1,
+            peer_qpn: 2,
+            srqn: 3,
+            generation: 4,
+            number: 5,
+            step: 6,
+            access: 7,
+            left: 8,
+            domain: [0; 16],
+            mtu_shift: 12,
+        };
+        let remote = RemoteAddress::new(0, RKey::new(0));
+        let body = Body::ReadRequest(remote, PIECE + 1);
+        let header = Header::new(QpType::Rc, 2, 1, Psn::new(0), body);
+        assert_eq!(read(&request.encode(&header, b"").unwrap()), None);
+        let other = Request {
+            mtu_shift: 64,
+            ..request
+        };
+        let header = Header::new(QpType::Rc, 2, 1, Psn::new(0), Body::AtomicWrite(remote));
+        assert_eq!(read(&other.encode(&header, b"").unwrap()), None);
     }
 
     #[test]

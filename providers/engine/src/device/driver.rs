@@ -107,7 +107,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// Handles a frame that the link has delivered to this device.
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Self::Header>, cx: &mut Cx<'_, Self>);
 
-    /// Handles a note of another process at the device's address. By default it is ignored, because no message was sent.
+    /// Handles a note of another process at the device's address: a message that a driver has sent, whose first byte is not 0,
+    /// or the end of a process. By default it is ignored, because no message was sent.
     fn handle_note(_device: &Device<Self>, _note: Note<'_>, _cx: &mut Cx<'_, Self>) {}
 
     /// Sends the acknowledges that the queue pair kept back while frames were arriving; by default there are none. The

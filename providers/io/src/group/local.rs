@@ -120,6 +120,13 @@ impl Connection {
         !self.receive(&mut []).is_err_and(|error| is_passing(&error))
     }
 
+    /// Returns whether the process at the other end, which has closed this connection, holds this name.
+    pub(crate) fn is_to_holder(&self, name: &str) -> bool {
+        let process = |peer: libc::ucred| peer.pid;
+        let closed = sys::peer(self.0.as_fd()).map(process);
+        matches!((closed, holder(name).map(process)), (Ok(closed), Some(held)) if closed == held)
+    }
+
     /// Receives the next message and the descriptors that accompany it.
     pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<Unshared>)> {
         Unshared::several(|| self.receive_open(RecvFlags::empty()))

@@ -216,6 +216,32 @@ fn connections_to_a_process_that_has_gone_are_dropped() {
 }
 
 #[test]
+fn a_process_that_closes_its_oldest_connection_has_not_gone() {
+    let _open = no_child_starts();
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_016)).unwrap());
+    let no_mail = &mut |mail: Mail<'_>| panic!("{mail:?}");
+    one.send_message(other.range(), b"message").unwrap();
+    let mut arrived = 0;
+    other.attend(&mut |_| arrived += 1).unwrap();
+    assert_eq!(arrived, 1);
+    let name = one.group.options.range(other.range());
+    let open = || Connection::to(&name, &Admission::default()).unwrap();
+    let _many: Vec<_> = (0..128).map(|_| open()).collect();
+    while one.connections.lock().contains_key(&other.range()) {
+        other.attend(no_mail).unwrap();
+        one.attend(no_mail).unwrap();
+    }
+    // The next message goes over a new connection, whose end is noticed.
+    one.send_message(other.range(), b"message").unwrap();
+    let gone = other.range();
+    drop(other);
+    let mut mails = Vec::new();
+    one.attend(&mut |mail| mails.push(format!("{mail:?}")))
+        .unwrap();
+    assert_eq!(mails, [format!("{:?}", Mail::Gone(gone))]);
+}
+
+#[test]
 fn a_slow_process_loses_datagrams_and_holds_up_no_other() {
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_008)).unwrap());
     let (arrival, datagram) = (arrival_at(&one), [0; 4096]);
