@@ -15,7 +15,7 @@ mod text;
 
 pub use addresses::{addresses, interfaces};
 pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices, devices_as};
-pub use polyverbs_profiles::{Met, ProfileDeviceError};
+pub use polyverbs_profiles::{Met, Profile, ProfileDeviceError};
 pub use profile::ChosenProfile;
 pub use report::{complain, to_standard_error};
 

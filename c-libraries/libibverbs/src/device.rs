@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs::emulated::has_descriptors;
-use polyverbs_configuration::{Device as Configured, Met, TransportName, complain};
+use polyverbs_configuration::{Device as Configured, Met, Profile, TransportName, complain};
 use verbs_api::provider::{MadeOnce, Mutex, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
 
@@ -77,6 +77,8 @@ impl ListedDevice {
             TransportName::Roce => (Transport::InfiniBand, 1, 0),
             TransportName::Iwarp => (Transport::Iwarp, 4, 1),
         };
+        let of_profile = configured.taken_on().and_then(Profile::transport_type);
+        let transport_type = of_profile.unwrap_or(transport_type);
         let mut public = IbvDevice {
             _dummy: [ptr::null(); 2],
             node_type,

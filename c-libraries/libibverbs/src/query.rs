@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 use std::ptr;
 
+use polyverbs_configuration::Profile;
 use verbs_api::Features;
 use verbs_api::capability::{AtomicScope, GidEntry, GidType, PortAttributes};
 use verbs_api::ids::Gid;
@@ -33,6 +34,10 @@ fn scope(scope: AtomicScope) -> c_int {
 }
 
 fn cap_flags(state: &State) -> u32 {
+    let profile = state.shared.listed.configured().taken_on();
+    if let Some(flags) = profile.and_then(Profile::device_cap_flags) {
+        return flags;
+    }
     let features = state.context.features();
     // Bad P_Key and Q_Key counters, current state in modify, port events, RNR NAKs, resizable SRQs.
     let mut flags = 1 << 1 | 1 << 2 | 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13;
@@ -53,7 +58,8 @@ fn cap_flags(state: &State) -> u32 {
 }
 
 fn device_attr(state: &State) -> IbvDeviceAttr {
-    let attributes = state.context.attributes();
+    // A device may report other maxima than it did when it was opened.
+    let attributes = state.shared.device.attributes();
     let limits = &attributes.limits;
     let mut fw_ver = [0; 64];
     for (place, byte) in fw_ver[..63]
@@ -179,7 +185,9 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     // The values of `link_layer`, of which Ethernet also stands for iWARP.
     const ETHERNET: u8 = 2;
     const INFINIBAND: u8 = 1;
-    let lid = state.shared.listed.configured().lid();
+    let configured = state.shared.listed.configured();
+    let lid = configured.lid();
+    let (reported_lid, lmc) = configured.taken_on().map_or((None, None), Profile::lid);
     IbvPortAttr {
         state: port.state as c_int,
         max_mtu: port.max_mtu as c_int,
@@ -191,9 +199,9 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
         bad_pkey_cntr: 0,
         qkey_viol_cntr: port.qkey_viol_cntr,
         pkey_tbl_len: port.pkeys.len() as u16,
-        lid: lid.unwrap_or(0),
+        lid: lid.or(reported_lid).unwrap_or(0),
         sm_lid: lid.unwrap_or(0),
-        lmc: port.subnet.lmc,
+        lmc: lmc.unwrap_or(port.subnet.lmc),
         max_vl_num: 1,
         sm_sl: port.subnet.sm_sl,
         subnet_timeout: 0,

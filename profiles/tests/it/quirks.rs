@@ -83,7 +83,7 @@ impl Rig {
 
     fn register(&self, length: usize, access: Access) -> Result<polyverbs::Mr, VerbError> {
         self.pd
-            .register(&Memory::zeroed(length).unwrap(), access)
+            .register(Memory::zeroed(length).unwrap(), access)
             .wait()
     }
 
