@@ -344,7 +344,7 @@ impl Profile {
             return true;
         };
         match ability {
-            // What is part of every verbs device is not said of each.
+            // Profiles do not repeat the abilities that every verbs device has.
             Ability::Baseline(bits)
                 if !bits.intersects(Baseline::RC | Baseline::UC | Baseline::UD) =>
             {

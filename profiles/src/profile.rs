@@ -13,7 +13,7 @@ use crate::format;
 use crate::rule::Rule;
 use crate::shipped::SHIPPED;
 
-/// What is known of one class of devices.
+/// The facts about one class of devices, and its quirks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Profile {

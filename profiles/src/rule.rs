@@ -13,12 +13,12 @@ use polyverbs::{Access, WcStatus};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Rule {
-    /// `attributes-remaining`: the maxima of objects that the device reports are what is left of them at the time.
+    /// `attributes-remaining`: the maxima of objects that the device reports count free objects only.
     AttributesRemaining,
     /// `budget WHAT=N, errno=E`: all objects of the device share a number, whatever its attributes say. What would exceed it
     /// fails.
     Budget {
-        /// What is counted.
+        /// The kind of things that the budget counts.
         of: Counted,
         /// How many there may be.
         most: u64,
