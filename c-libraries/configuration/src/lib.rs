@@ -19,7 +19,7 @@ pub use report::{complain, to_standard_error};
 use std::path::PathBuf;
 
 use polyverbs::emulated::FaultSpec;
-use polyverbs::layer::Faults;
+use polyverbs_layer::Faults;
 use serde::{Deserialize, Serialize};
 use text::Parsed;
 use thiserror::Error;

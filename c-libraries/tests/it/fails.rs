@@ -160,7 +160,7 @@ fn each_verb_fails_once_with_the_errno_of_its_rule() {
             };
             let rule = format!("{verb}@{count}:{name}");
             let ran = run(device, &rule);
-            // The library tells of a poll only that it has failed.
+            // A failed poll returns no error number.
             let number = if *verb == "poll_cq" { 1 } else { number };
             let failed = format!("{verb} {number}");
             assert!(ran.has(&failed), "{device:?} {rule}: {:?}", ran.lines);
@@ -294,7 +294,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn what_has_fired_can_be_replayed_with_exact_counts() {
+fn a_log_of_fired_rules_replays_the_run() {
     let rules = "post_recv~40%:ENOMEM; wc~50%:bare GENERAL; seed=3";
     let first = run(DEVICES[0], rules);
     assert!(!first.log.is_empty());

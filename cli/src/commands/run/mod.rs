@@ -84,8 +84,8 @@ pub(crate) struct Arguments {
     /// Faults of links, for frames that are sent: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
-    /// Make verbs, requests, completions and events fail by these rules; may be given several times. Afterwards each rule is
-    /// told with how often it has fired, and a rule that never has fails the run (status 125)
+    /// Make verbs, requests, completions and events fail by these rules; may be given several times. Afterwards the
+    /// command reports how often each rule fired; a rule that never fired fails the run (status 125)
     #[arg(long, value_name = "RULES")]
     fail: Vec<String>,
     /// As --fail, with rules from a file: one per line, `#` begins a comment
