@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_layer::LIBRARY_CALLS;
 
-use crate::program::compile;
+use crate::program::{compile, compile_in};
 
 const DEVICES: [(&str, &str); 2] = [("ib0", "roce"), ("iw0", "iwarp")];
 
@@ -321,5 +321,34 @@ fn each_call_that_a_rule_can_name_is_a_function_of_the_library() {
             is_slot || names.contains(call) || names.contains(&*function),
             "{call}"
         );
+    }
+}
+
+#[test]
+fn a_program_over_the_systems_library_has_its_devices_and_faults() {
+    // Another copy of this library takes the place of the system's, with its default devices.
+    let system = test_kit::libraries::built();
+    let program = compile_in("fails-over-system", "fails");
+    let configuration =
+        format!("fail = 'query_port@1:PORT_ERR; create_srq@1:ENOMEM'\nover-system = {system:?}\n");
+    let ran = Command::new(&program)
+        .env("LD_LIBRARY_PATH", program.parent().unwrap())
+        .env("POLYVERBS_CONFIG", configuration)
+        // The second copy is larger than rdma-core's libraries.
+        .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=65536")
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let text = String::from_utf8_lossy(&ran.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    for line in [
+        "open_device 0",
+        "port 1",
+        "event 10",
+        "create_srq 12",
+        "reg_mr 0",
+        "close_device 0",
+    ] {
+        assert!(lines.contains(&line), "{line}: {lines:?}");
     }
 }
