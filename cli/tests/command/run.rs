@@ -469,3 +469,90 @@ fn a_program_that_will_not_load_the_libraries_is_named() {
         assert!(told.contains(why.unwrap_or("")), "{name}: {told}");
     }
 }
+
+/// Runs a program under rules; it can note in the log that they have fired, as the libraries would. Returns its status and the
+/// lines of standard error.
+fn supervised(rules: &str, program: &[&str]) -> (Option<i32>, Vec<String>) {
+    let installed = Installed::new();
+    let log = installed.folder.path("log");
+    let log = log.to_str().unwrap();
+    let options = ["--fail", rules, "--fail-log", log, "--"];
+    let ran = installed.run(&[&options[..], program].concat());
+    let said = String::from_utf8(ran.stderr).unwrap();
+    (ran.status.code(), said.lines().map(str::to_owned).collect())
+}
+
+/// A shell command that notes these lines in the log, which the configuration names.
+fn noting(lines: &str) -> String {
+    let find = "LOG=$(echo \"$POLYVERBS_CONFIG\" | sed -n 's/^fail-log = \"\\(.*\\)\"$/\\1/p')";
+    format!("{find}; printf '{lines}' >> \"$LOG\"")
+}
+
+#[test]
+fn each_rule_is_told_with_how_often_it_has_fired() {
+    let note = noting(
+        "reg_mr@2:EIO  # rule 1, process 7\\nreg_mr@3:EIO  # rule 1, process 7\\nwc@1:lost  # rule 2, process 8\\n",
+    );
+    let told = supervised("reg_mr@2+:EIO; wc@1:lost", &["sh", "-c", &note]);
+    let lines = [
+        "polyverbs: fault 1, reg_mr@2+:EIO: fired 2 times",
+        "polyverbs: fault 2, wc@1:lost: fired once",
+    ];
+    assert_eq!(told, (Some(0), lines.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn a_rule_that_never_fired_fails_a_run_that_succeeded() {
+    let never = "polyverbs: fault 1, reg_mr:EIO: never fired".to_owned();
+    let told = supervised("reg_mr:EIO", &["true"]);
+    assert_eq!(told, (Some(125), vec![never.clone()]));
+    let told = supervised("reg_mr:EIO", &["sh", "-c", "exit 3"]);
+    assert_eq!(told, (Some(3), vec![never.clone()]), "its own status");
+    let told = supervised("reg_mr:EIO", &["sh", "-c", "kill -KILL $$"]);
+    assert_eq!(told, (Some(128 + 9), vec![never]), "as a shell says it");
+}
+
+#[test]
+fn a_signal_to_the_command_reaches_the_supervised_program() {
+    // The program ends only if the signal comes back to it.
+    let waits = "sleep 60 >/dev/null 2>&1 & trap \"kill $!; exit 7\" TERM";
+    let program = format!("{waits}; kill -TERM $PPID; wait; exit 1");
+    let (status, _) = supervised("reg_mr:EIO", &["sh", "-c", &program]);
+    assert_eq!(status, Some(7));
+}
+
+#[test]
+fn invalid_rules_are_reported_in_one_line() {
+    let folder = Folder::new();
+    let file = folder.path("rules");
+    let path = file.to_str().unwrap();
+    fs::write(&file, "# two rules\nwc@3:lost\nreg_mr:RETRY_EXC\n").unwrap();
+    let of_file = complaint(&["run", "--fail-file", path, "true"]);
+    assert!(of_file.contains("rules: line 3, column 1"), "{of_file}");
+    let of_text = complaint(&["run", "--fail", "wc:lost; create_pq:EIO", "true"]);
+    assert!(of_text.contains("column 10: create_pq"), "{of_text}");
+    for (arguments, said) in [
+        (&["--fail", ""][..], "has no rules"),
+        (&["--fail-seed", "3"], "without --fail"),
+        (&["--fail-log", "/x"], "without --fail"),
+        (&["--fail-file", "/gone"], "cannot read /gone"),
+    ] {
+        let line = complaint(&[&["run"], arguments, &["true"]].concat());
+        assert!(line.contains(said), "{line}");
+    }
+}
+
+#[test]
+fn rules_are_part_of_the_configuration() {
+    let shown = text(&["run", "--fail", "wc@3:lost", "--fail-seed", "7", "--show"]);
+    assert!(shown.contains("fail = \"wc@3:lost; seed=7\""), "{shown}");
+    let folder = Folder::new();
+    let file = folder.path("devices.toml");
+    let path = file.to_str().unwrap();
+    fs::write(&file, &shown).unwrap();
+    assert_eq!(text(&["run", "--config", path, "--show"]), shown);
+    fs::write(&file, "fail = '''\nwc@3:lost\nwx:lost\n'''\n").unwrap();
+    let line = complaint(&["run", "--config", path, "true"]);
+    assert!(line.contains("devices.toml:1: "), "{line}");
+    assert!(line.contains("line 2, column 1: wx"), "{line}");
+}

@@ -136,7 +136,11 @@ fn requirements_are_read_with_their_faults() {
 fn damaged() -> impl Strategy<Value = String> {
     let names: Vec<_> = Profile::names().collect();
     let changes = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
-    let parts = (proptest::sample::select(names), changes, any::<prop::sample::Index>());
+    let parts = (
+        proptest::sample::select(names),
+        changes,
+        any::<prop::sample::Index>(),
+    );
     parts.prop_map(|(name, changes, end)| {
         let mut bytes = Profile::named(name).unwrap().to_toml().into_bytes();
         for (place, byte) in changes {

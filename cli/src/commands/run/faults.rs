@@ -1,19 +1,21 @@
-//! `polyverbs run --fail`: runs the program as a child, and tells afterwards which rules have fired.
+//! `polyverbs run --fail`: runs the program as a child, and reports afterwards how often each rule fired.
 
-use std::collections::HashMap;
-use std::fs;
-use std::io;
-use std::os::unix::process::ExitStatusExt as _;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use std::thread::Builder;
+use std::{env, fs, io};
 
 use anyhow::Context as _;
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use polyverbs::layer::Faults;
 use polyverbs_configuration::Configuration;
+use polyverbs_layer::Faults;
 use tempfile::NamedTempFile;
 
 use super::Arguments;
@@ -58,7 +60,7 @@ pub(super) fn rules(arguments: &Arguments) -> anyhow::Result<Option<Faults>> {
     }))
 }
 
-/// The file to which the program's processes write what has fired.
+/// The file to which the program's processes write each rule that fires.
 pub(super) enum Log {
     /// The program has no faults.
     None,
@@ -93,7 +95,7 @@ impl Log {
     }
 }
 
-/// Runs the program, passes signals on to it, and tells which rules have fired.
+/// Runs the program, passes signals on to it, and reports how often each rule fired.
 ///
 /// # Errors
 /// The program could not be started.
@@ -111,10 +113,9 @@ pub(super) fn supervise(
     ];
     let passed = ending.into_iter().chain([Signal::SIGUSR1, Signal::SIGUSR2]);
     passed.for_each(|signal| signals.add(signal));
-    // The child has the signal mask of this thread, so nothing is blocked until it exists.
-    let mut child = command.spawn()?;
-    signals.thread_block()?;
-    let process = Pid::from_raw(child.id().cast_signed());
+    // Blocked before the child exists, so that no signal ends this process while it runs.
+    let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let process = start(command, &mask)?;
     let received = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
     let passing = Builder::new().name("signals".to_owned());
     passing.spawn(move || {
@@ -127,23 +128,63 @@ pub(super) fn supervise(
             }
         }
     })?;
-    let status = child.wait()?;
-    let all_have_fired = tell(faults, log);
-    Ok(match code(status) {
-        0 if !all_have_fired => ExitCode::from(NEVER_FIRED),
-        code => ExitCode::from(code),
+    let code = loop {
+        match waitpid(process, None)? {
+            WaitStatus::Exited(_, code) => break code,
+            // As a shell says it.
+            WaitStatus::Signaled(_, signal, _) => break 128 + signal as i32,
+            _ => {}
+        }
+    };
+    let all_have_fired = report(faults, log);
+    Ok(match u8::try_from(code) {
+        Ok(0) if !all_have_fired => ExitCode::from(NEVER_FIRED),
+        Ok(code) => ExitCode::from(code),
+        Err(_) => ExitCode::FAILURE,
     })
 }
 
-/// The status of a shell for a program that has ended so.
-fn code(status: ExitStatus) -> u8 {
-    let by_signal = status.signal().map(|signal| 128 + signal);
-    let code = status.code().or(by_signal).unwrap_or(1);
-    u8::try_from(code).unwrap_or(1)
+/// Starts the program with this signal mask. The standard library would give it the mask of this thread.
+fn start(command: &Command, mask: &SigSet) -> io::Result<Pid> {
+    let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(io::Error::from);
+    let program = text(command.get_program())?;
+    let mut arguments = vec![program.clone()];
+    for argument in command.get_args() {
+        arguments.push(text(argument)?);
+    }
+    let mut variables: BTreeMap<_, _> = env::vars_os().collect();
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => variables.insert(name.to_owned(), value.to_owned()),
+            None => variables.remove(name),
+        };
+    }
+    let pairs = variables.into_iter().map(|(mut name, value)| {
+        name.push("=");
+        name.push(value);
+        name
+    });
+    let environment = pairs
+        .map(|pair| text(&pair))
+        .collect::<io::Result<Vec<_>>>()?;
+    let mut attributes = PosixSpawnAttr::init()?;
+    let flags = PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF;
+    attributes.set_flags(flags)?;
+    attributes.set_sigmask(mask)?;
+    // The standard library ignores it in this process.
+    attributes.set_sigdefault(&SigSet::from(Signal::SIGPIPE))?;
+    let files = PosixSpawnFileActions::init()?;
+    Ok(posix_spawnp(
+        &program,
+        &files,
+        &attributes,
+        &arguments,
+        &environment,
+    )?)
 }
 
-/// Tells for each rule how often it has fired. Returns whether each has.
-fn tell(faults: &Faults, log: &Path) -> bool {
+/// Reports for each rule how often it fired. Returns whether each rule fired.
+fn report(faults: &Faults, log: &Path) -> bool {
     let text = fs::read_to_string(log).unwrap_or_default();
     let fired = count(&text);
     let mut all = true;

@@ -1,19 +1,31 @@
 //! Tests of the provider over the C library of this workspace.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use capability_matrix::Matrix;
+use polyverbs_layer::{Hooks, layered};
 use rdma_core_provider::LibIbverbs;
-use verbs_api::Registry;
 use verbs_api::probe::Verdict;
+use verbs_api::{Device, Registry};
 
 use crate::common;
 
-/// Checks that exactly these rows of the device are verified, and that no row is a mismatch or
-/// cannot be verified.
+/// Hooks that change nothing.
+struct Nothing;
+
+impl Hooks for Nothing {}
+
+/// Checks that exactly these rows of the device are verified, with and without a layer in front of it, and that no row is a
+/// mismatch or cannot be verified.
 fn check_verified(device: &str, rows: &str) {
     let registry = common::registry();
-    let device = registry.device(device).unwrap().clone();
+    let device = registry.device(device).unwrap();
+    check_verified_of(device.clone(), rows);
+    check_verified_of(layered(device, Arc::new(Nothing)), rows);
+}
+
+fn check_verified_of(device: Device, rows: &str) {
     let matrix = Matrix::verified(&[device], &mut |_| ()).unwrap();
     let of = |verdict| -> BTreeSet<_> {
         let found = matrix

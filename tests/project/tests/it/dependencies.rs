@@ -9,6 +9,8 @@ use project::{Order, packages, shipped_dependencies, text, workspace_root};
 const ALLOWED: &[(&str, &[&str])] = &[
     // The API alone says what devices must show.
     ("polyverbs-probes", &["verbs-api"]),
+    // A layer is in front of emulated and of real devices, and knows neither.
+    ("polyverbs-layer", &["verbs-api"]),
     // The engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &[]),
@@ -82,6 +84,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs",
             "polyverbs-abi",
             "polyverbs-configuration",
+            "polyverbs-layer",
+            // Programs run over the system's library too.
+            "rdma-core-provider",
             "block-loopback",
             "xrc",
         ],
@@ -107,7 +112,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The command writes the configuration of a program, and the libraries read it. Its manifest says why it names the formats.
     (
         "polyverbs-configuration",
-        &["verbs-api", "polyverbs", "polyverbs-wire"],
+        &[
+            "verbs-api",
+            "polyverbs",
+            "polyverbs-layer",
+            "polyverbs-wire",
+        ],
     ),
     // The preloaded library redirects paths, and knows the owner of each descriptor.
     ("polyverbs-redirect", &[]),
@@ -135,6 +145,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "verbs-api",
             "polyverbs-fabric",
+            "polyverbs-layer",
             "polyverbs-wire",
             "polyverbs",
             "polyverbs-benches",
