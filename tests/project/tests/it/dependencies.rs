@@ -76,6 +76,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "xrc",
         ],
     ),
+    // Profiles make devices by the facade, and are hooks of the layer in front of them.
+    ("polyverbs-profiles", &["polyverbs", "polyverbs-layer"]),
     // The verbs of C are on the facade; `polyverbs-c-libraries` only exports their names.
     (
         "polyverbs-libibverbs",
@@ -116,6 +118,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "verbs-api",
             "polyverbs",
             "polyverbs-layer",
+            "polyverbs-profiles",
             "polyverbs-wire",
         ],
     ),
@@ -150,6 +153,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs",
             "polyverbs-benches",
             "polyverbs-configuration",
+            "polyverbs-profiles",
             "capability-matrix",
             "polyverbs-dissect",
             "polyverbs-rds",
