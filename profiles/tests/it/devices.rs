@@ -111,3 +111,18 @@ fn a_quirk_that_is_turned_off_must_exist() {
         "amd-ionic has no quirk budget-qp; it has budget-res-rd-atom, mr-access-refused, qp-type-refused"
     );
 }
+
+#[test]
+fn a_card_without_connections_has_no_reads_and_writes() {
+    let wanted = Wanted::parse("r", "needs = [\"READ\", \"WRITE\"]\n").unwrap();
+    let answer = wanted.check(&profile("aws-efa")).unwrap();
+    let told = answer.shortfall.unwrap().to_string();
+    assert_eq!(told, "aws-efa: lacks baseline::WRITE; lacks baseline::READ");
+    assert!(
+        wanted
+            .check(&profile("mellanox-cx5"))
+            .unwrap()
+            .shortfall
+            .is_none()
+    );
+}
