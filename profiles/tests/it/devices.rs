@@ -50,7 +50,7 @@ fn an_identity_and_a_table_of_gids_are_those_of_the_profile() {
     assert_eq!(attributes.ports[0].gids.len(), 4);
     let cx5 = profile("mellanox-cx5").attributes().unwrap();
     assert_eq!(cx5.atomic_cap, AtomicScope::Hca);
-    // What is not known stays that of the emulated device.
+    // An unknown fact stays that of the emulated device.
     assert_eq!(cx5.ports[0].active_mtu, Mtu::Mtu4096);
 }
 
