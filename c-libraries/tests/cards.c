@@ -51,6 +51,7 @@ struct device_attr {
 
 struct qp *ibv_create_qp(void *pd, struct qp_init *init);
 int ibv_modify_qp(struct qp *qp, struct attr *attr, int mask);
+int ibv_query_qp(struct qp *qp, struct attr *attr, int mask, struct qp_init *init);
 int ibv_query_device(void *context, struct device_attr *attr);
 int ibv_query_gid(void *context, uint8_t port, int index, void *gid);
 
@@ -69,8 +70,8 @@ static void device(void)
 {
 	struct device_attr attr;
 	ibv_query_device(context, &attr);
-	printf("%04x:%u %s max_qp %d max_res_rd_atom %d atomic_cap %d\n", attr.vendor_id, attr.vendor_part_id, attr.fw_ver,
-	       attr.max_qp, attr.max_res_rd_atom, attr.atomic_cap);
+	printf("%04x:%u %s flags %08x max_qp %d max_res_rd_atom %d atomic_cap %d\n", attr.vendor_id, attr.vendor_part_id, attr.fw_ver,
+	       attr.flags, attr.max_qp, attr.max_res_rd_atom, attr.atomic_cap);
 }
 
 // Makes queue pairs of a type until one fails, gives one back and makes one again.
@@ -138,6 +139,26 @@ static void unused(void)
 	printf("too many receives: error %d\n", make(RC, srq, 1000000) ? 0 : errno);
 }
 
+// The maximum of queue pairs that the device reports, before and after some are made.
+static void left(void)
+{
+	struct device_attr before, after;
+	ibv_query_device(context, &before);
+	for (int made = 0; made < 5; made++)
+		make(RC, NULL, 4);
+	ibv_query_device(context, &after);
+	printf("%d fewer\n", before.max_qp - after.max_qp);
+}
+
+static void query(void)
+{
+	struct qp *qp = make(UD, NULL, 4);
+	struct attr attr;
+	struct qp_init init;
+	printf("state: error %d\n", ibv_query_qp(qp, &attr, 1, &init));
+	printf("all: error %d\n", ibv_query_qp(qp, &attr, 0x1fffff, &init));
+}
+
 int main(int count, char **arguments)
 {
 	void **list = ibv_get_device_list(NULL);
@@ -159,5 +180,9 @@ int main(int count, char **arguments)
 		depth(atoi(arguments[2]));
 	else if (!strcmp(what, "unused"))
 		unused();
+	else if (!strcmp(what, "left"))
+		left();
+	else if (!strcmp(what, "query"))
+		query();
 	return 0;
 }

@@ -110,9 +110,6 @@ pub mod extensions {
     }
 }
 
-/// Layers in front of devices: scripts of faults, and hooks around every verb, request, completion and event.
-pub use polyverbs_layer as layer;
-
 pub use verbs_api::*;
 
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not

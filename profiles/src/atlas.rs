@@ -1,4 +1,4 @@
-//! The atlas: what is known of every class of devices, in one table and in a page for each.
+//! The atlas: the profiles of all classes of devices in one table, and a page for each.
 
 use std::fmt::Write as _;
 

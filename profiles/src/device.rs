@@ -268,6 +268,24 @@ impl Profile {
         })
     }
 
+    /// Returns the flags that C programs see in `device_cap_flags`; `None` if they are not known.
+    pub fn device_cap_flags(&self) -> Option<u32> {
+        self.fact(|fact| fact.device_cap_flags)
+            .map(|(flags, _)| flags)
+    }
+
+    /// Returns the number that C programs see in `transport_type`; `None` for that of the transport.
+    pub fn transport_type(&self) -> Option<i32> {
+        self.fact(|fact| fact.identity.transport_type)
+            .map(|(it, _)| it)
+    }
+
+    /// Returns the LID and the LMC that C programs see; `None` for those of the port.
+    pub fn lid(&self) -> (Option<u16>, Option<u8>) {
+        let lid = self.fact(|fact| fact.port.lid).map(|(lid, _)| lid);
+        (lid, self.fact(|fact| fact.port.lmc).map(|(lmc, _)| lmc))
+    }
+
     /// Returns the layout of the GID table; `None` if it is not known.
     pub fn gids(&self) -> Option<Vec<GidSlot>> {
         self.fact(|fact| fact.port.gids.clone())
@@ -326,7 +344,7 @@ impl Profile {
             return true;
         };
         match ability {
-            // What is part of every verbs device is not said of each.
+            // Profiles do not repeat the abilities that every verbs device has.
             Ability::Baseline(bits)
                 if !bits.intersects(Baseline::RC | Baseline::UC | Baseline::UD) =>
             {

@@ -43,6 +43,7 @@ struct FactText {
     port: PortText,
     #[serde(default)]
     limits: BTreeMap<Spanned<String>, u64>,
+    device_cap_flags: Option<u32>,
     atomic_cap: Option<Spanned<String>>,
     #[serde(default)]
     has: Vec<Spanned<String>>,
@@ -59,6 +60,7 @@ struct IdentityText {
     vendor_part_ids: Vec<u32>,
     hw_ver: Option<u32>,
     fw_ver: Option<String>,
+    transport_type: Option<i32>,
 }
 
 #[derive(Default, Deserialize)]
@@ -66,6 +68,8 @@ struct IdentityText {
 struct PortText {
     link_layer: Option<Spanned<String>>,
     active_mtu: Option<Spanned<u32>>,
+    lid: Option<u16>,
+    lmc: Option<u8>,
     gids: Option<Vec<Spanned<String>>>,
 }
 
@@ -166,6 +170,10 @@ impl FactText {
             ("vendor-part-ids", !self.identity.vendor_part_ids.is_empty()),
             ("hw-ver", self.identity.hw_ver.is_some()),
             ("fw-ver", self.identity.fw_ver.is_some()),
+            ("transport-type", self.identity.transport_type.is_some()),
+            ("lid", self.port.lid.is_some()),
+            ("lmc", self.port.lmc.is_some()),
+            ("device-cap-flags", self.device_cap_flags.is_some()),
             ("link-layer", self.port.link_layer.is_some()),
             ("active-mtu", self.port.active_mtu.is_some()),
             ("gids", self.port.gids.is_some()),
@@ -219,9 +227,11 @@ impl FactText {
                 vendor_part_ids: self.identity.vendor_part_ids,
                 hw_ver: self.identity.hw_ver,
                 fw_ver: self.identity.fw_ver,
+                transport_type: self.identity.transport_type,
             },
             port: self.port.read(source)?,
             limits,
+            device_cap_flags: self.device_cap_flags,
             atomic_cap: self
                 .atomic_cap
                 .map(|text| scope(source, &text))
@@ -293,6 +303,8 @@ impl PortText {
         Ok(PortFacts {
             is_infiniband: is_infiniband.transpose()?,
             active_mtu: active_mtu.transpose()?,
+            lid: self.lid,
+            lmc: self.lmc,
             gids: gids.transpose()?,
         })
     }

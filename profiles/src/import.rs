@@ -178,6 +178,7 @@ fn fact(sure: Sure, source: &str) -> Fact {
         identity: IdentityFacts::default(),
         port: PortFacts::default(),
         limits: Vec::new(),
+        device_cap_flags: None,
         atomic_cap: None,
         has: Vec::new(),
         lacks: Vec::new(),
@@ -208,6 +209,7 @@ fn identity(report: &Value) -> IdentityFacts {
         vendor_part_ids: number("vendor_part_id").into_iter().collect(),
         hw_ver: number("hw_ver"),
         fw_ver: report["fw_ver"].as_str().map(str::to_owned),
+        transport_type: None,
     }
 }
 
@@ -251,7 +253,11 @@ fn of_devinfo(name: &str, source: &str, text: &str) -> Result<Imported, ProfileE
             "vendor_id" => fact.identity.vendor_id = Some(small()?),
             "vendor_part_id" => fact.identity.vendor_part_ids = vec![small()?],
             "hw_ver" => fact.identity.hw_ver = Some(small()?),
-            "device_cap_flags" => flags = number()?,
+            "device_cap_flags" => {
+                let said = small()?;
+                fact.device_cap_flags = Some(said);
+                flags = said.into();
+            }
             "max_sge" => {
                 let most = number()?;
                 fact.limits

@@ -13,7 +13,7 @@ use crate::format;
 use crate::rule::Rule;
 use crate::shipped::SHIPPED;
 
-/// What is known of one class of devices.
+/// The facts about one class of devices, and its quirks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Profile {
@@ -43,6 +43,8 @@ pub struct Fact {
     pub port: PortFacts,
     /// Limits with their values.
     pub limits: Vec<(Limit, u64)>,
+    /// The flags that C programs see in `device_cap_flags`, whatever the device can do.
+    pub device_cap_flags: Option<u32>,
     /// With respect to what atomics are atomic.
     pub atomic_cap: Option<AtomicScope>,
     /// What the devices can do.
@@ -103,6 +105,8 @@ pub struct IdentityFacts {
     pub hw_ver: Option<u32>,
     /// The version of the firmware.
     pub fw_ver: Option<String>,
+    /// The number that C programs see in `transport_type`, where it is not that of the transport.
+    pub transport_type: Option<i32>,
 }
 
 /// The attributes of a class's ports, as far as they are known.
@@ -112,6 +116,10 @@ pub struct PortFacts {
     pub is_infiniband: Option<bool>,
     /// The usual MTU.
     pub active_mtu: Option<Mtu>,
+    /// The LID that C programs see, where an Ethernet port has one.
+    pub lid: Option<u16>,
+    /// The LMC that C programs see.
+    pub lmc: Option<u8>,
     /// The layout of the GID table.
     pub gids: Option<Vec<GidSlot>>,
 }

@@ -71,8 +71,12 @@ impl Quirks {
         met: Met,
     ) -> Option<Arc<Self>> {
         let rules: Vec<_> = quirks.map(|quirk| quirk.rule).collect();
-        let is_for_c_only =
-            |rule: &Rule| matches!(rule, Rule::QpTypeRefused { .. } | Rule::ChecksUnused { .. });
+        let is_for_c_only = |rule: &Rule| {
+            matches!(
+                rule,
+                Rule::QpTypeRefused { .. } | Rule::ChecksUnused { .. } | Rule::QueryQpMask { .. }
+            )
+        };
         if rules.iter().all(is_for_c_only) {
             return None;
         }

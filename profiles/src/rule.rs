@@ -6,19 +6,19 @@ use std::fmt;
 use std::str::FromStr;
 
 use nix::errno::Errno;
-use polyverbs::Access;
-use polyverbs::WcStatus;
+use polyverbs::qp::QpAttrMask;
+use polyverbs::{Access, WcStatus};
 
 /// A rule that a device obeys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Rule {
-    /// `attributes-remaining`: the maxima of objects that the device reports are what is left of them at the time.
+    /// `attributes-remaining`: the maxima of objects that the device reports count free objects only.
     AttributesRemaining,
     /// `budget WHAT=N, errno=E`: all objects of the device share a number, whatever its attributes say. What would exceed it
     /// fails.
     Budget {
-        /// What is counted.
+        /// The kind of things that the budget counts.
         of: Counted,
         /// How many there may be.
         most: u64,
@@ -80,6 +80,13 @@ pub enum Rule {
     },
     /// `qp-type-refused errno=E`: the error number for a queue pair of a type that the device lacks.
     QpTypeRefused {
+        /// The error number.
+        errno: Errno,
+    },
+    /// `query-qp-mask attributes=A|B, errno=E`: a query of a queue pair that asks for other attributes is refused as a whole.
+    QueryQpMask {
+        /// The attributes that can be queried, as the bits of `enum ibv_qp_attr_mask`.
+        attributes: u32,
         /// The error number.
         errno: Errno,
     },
@@ -149,7 +156,7 @@ words! {
 }
 
 /// The names of the rules, each with its parameters.
-const RULES: [(&str, &[&str]); 15] = [
+const RULES: [(&str, &[&str]); 16] = [
     ("attributes-remaining", &[]),
     (
         "budget",
@@ -173,6 +180,7 @@ const RULES: [(&str, &[&str]); 15] = [
     ("max-qp-wr-off-by", &["entries", "errno"]),
     ("mr-access-refused", &["access", "errno"]),
     ("qp-type-refused", &["errno"]),
+    ("query-qp-mask", &["attributes", "errno"]),
     ("rd-atomic-clamped", &[]),
     ("usable-wr", &["send", "recv", "errno"]),
     ("zero-sge", &["on", "errno"]),
@@ -231,6 +239,15 @@ impl fmt::Display for Rule {
                 )
             }
             Self::QpTypeRefused { errno } => write!(f, "qp-type-refused errno={errno:?}"),
+            Self::QueryQpMask { attributes, errno } => {
+                let named = attribute_names().filter(|(_, bit)| attributes & bit != 0);
+                let names: Vec<_> = named.map(|(name, _)| name).collect();
+                write!(
+                    f,
+                    "query-qp-mask attributes={}, errno={errno:?}",
+                    names.join("|")
+                )
+            }
             Self::RdAtomicClamped => f.write_str("rd-atomic-clamped"),
             Self::UsableWr { send, recv, errno } => {
                 let [send, recv] =
@@ -292,6 +309,10 @@ impl FromStr for Rule {
                 errno: given.errno()?,
             },
             "qp-type-refused" => Self::QpTypeRefused {
+                errno: given.errno()?,
+            },
+            "query-qp-mask" => Self::QueryQpMask {
+                attributes: given.attributes()?,
                 errno: given.errno()?,
             },
             "rd-atomic-clamped" => Self::RdAtomicClamped,
@@ -405,6 +426,24 @@ impl<'a> Parameters<'a> {
             })
     }
 
+    fn attributes(&self) -> Result<u32, String> {
+        let text = self.text("attributes")?;
+        let mut mask = 0;
+        for name in text.split('|').map(str::trim) {
+            let found = attribute_names().find(|(known, _)| *known == name);
+            let (_, bit) = found.ok_or_else(|| {
+                let known: Vec<_> = attribute_names().map(|(name, _)| name).collect();
+                format!(
+                    "{}: attributes are some of {}, not {name}",
+                    self.rule,
+                    known.join(", ")
+                )
+            })?;
+            mask |= bit;
+        }
+        Ok(mask)
+    }
+
     fn access(&self) -> Result<Access, String> {
         let text = self.text("access")?;
         Access::from_name(text).ok_or_else(|| {
@@ -432,6 +471,14 @@ impl<'a> Parameters<'a> {
             errno: self.errno()?,
         })
     }
+}
+
+/// The names of the attributes of queue pairs, as in `enum ibv_qp_attr_mask` without `IBV_QP_`, with their bits.
+fn attribute_names() -> impl Iterator<Item = (&'static str, u32)> {
+    // The sizes of the queues, which a modify of this project does not change.
+    const CAP: (&str, u32) = ("CAP", 1 << 19);
+    let named = QpAttrMask::all().iter_names();
+    named.map(|(name, bit)| (name, bit.bits())).chain([CAP])
 }
 
 /// Returns the name of a status in verbs, such as `RETRY_EXC_ERR`.
@@ -466,6 +513,7 @@ mod tests {
             "max-qp-wr-off-by entries=1, errno=ENOMEM",
             "mr-access-refused access=REMOTE_ATOMIC, errno=EINVAL",
             "qp-type-refused errno=EOPNOTSUPP",
+            "query-qp-mask attributes=STATE|QKEY|CAP, errno=EOPNOTSUPP",
             "rd-atomic-clamped",
             "usable-wr send=63, errno=ENOMEM",
             "zero-sge on=recv, errno=EINVAL",

@@ -188,12 +188,19 @@ impl Fact {
                 "identity.fw-ver",
                 self.identity.fw_ver.as_deref().map(quoted),
             ),
+            (
+                "identity.transport-type",
+                self.identity.transport_type.map(|it| it.to_string()),
+            ),
             ("port.link-layer", link_layer),
+            ("port.lid", self.port.lid.map(|it| it.to_string())),
+            ("port.lmc", self.port.lmc.map(|it| it.to_string())),
             (
                 "port.active-mtu",
                 self.port.active_mtu.map(|mtu| mtu.octets().to_string()),
             ),
             ("port.gids", gids),
+            ("device-cap-flags", self.device_cap_flags.map(hex)),
             ("atomic-cap", self.atomic_cap.map(|it| quoted(scope(it)))),
         ]
         .into_iter()

@@ -281,7 +281,24 @@ impl Device {
 
     /// The vendor and the model that the device has by its profile; `None` for those of this project.
     pub fn identity(&self) -> Option<Identity> {
-        self.profile.as_ref()?.profile().identity()
+        self.taken_on()?.identity()
+    }
+
+    /// The profile that the device takes on; `None` for none.
+    pub fn taken_on(&self) -> Option<&Profile> {
+        self.profile.as_ref().map(ChosenProfile::profile)
+    }
+
+    /// The error number and the name of the quirk with which a query of a queue pair for these attributes is refused.
+    pub fn query_refusal(&self, mask: u32) -> Option<(i32, String)> {
+        let quirks = self.taken_on()?.quirks.iter();
+        let mut on = quirks.filter(|quirk| !self.except.contains(&quirk.name()));
+        on.find_map(|quirk| match quirk.rule {
+            Rule::QueryQpMask { attributes, errno } if mask & !attributes != 0 => {
+                Some((errno as i32, quirk.name()))
+            }
+            _ => None,
+        })
     }
 
     /// What a C program's request for a queue pair meets by the profile, before the device is asked: the error number and the
@@ -292,7 +309,7 @@ impl Device {
         has_srq: bool,
         max_recv_wr: u32,
     ) -> Option<(i32, String)> {
-        let profile = self.profile.as_ref()?.profile();
+        let profile = self.taken_on()?;
         let max_qp_wr = profile
             .limit(Limit::MaxQpWr)
             .map_or(u64::MAX, |(most, _)| most);
@@ -313,7 +330,7 @@ impl Device {
     /// The link layer that the device's port reports.
     pub fn link_layer(&self) -> LinkLayer {
         let of_profile = || {
-            let profile = self.profile.as_ref()?.profile();
+            let profile = self.taken_on()?;
             profile.is_infiniband()?.then_some(LinkLayer::Infiniband)
         };
         match self.is_in_fabric() {

@@ -15,14 +15,14 @@ mod text;
 
 pub use addresses::{addresses, interfaces};
 pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices, devices_as};
-pub use polyverbs_profiles::{Met, ProfileDeviceError};
+pub use polyverbs_profiles::{Met, Profile, ProfileDeviceError};
 pub use profile::ChosenProfile;
 pub use report::{complain, to_standard_error};
 
 use std::path::PathBuf;
 
 use polyverbs::emulated::FaultSpec;
-use polyverbs::layer::Faults;
+use polyverbs_layer::Faults;
 use serde::{Deserialize, Serialize};
 use text::Parsed;
 use thiserror::Error;
@@ -58,6 +58,9 @@ pub struct Configuration {
     /// The file to which each fault is written when it happens; `None` for none.
     #[serde(rename = "fail-log", skip_serializing_if = "Option::is_none")]
     pub fail_log: Option<PathBuf>,
+    /// The system's `libibverbs.so.1`, whose devices the program has instead of emulated ones; `None` for emulated devices.
+    #[serde(rename = "over-system", skip_serializing_if = "Option::is_none")]
+    pub over_system: Option<PathBuf>,
     /// The devices, in the order in which programs list them.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
@@ -89,6 +92,7 @@ struct Text {
     link_layer: Option<Spanned<LinkLayer>>,
     fail: Option<Parsed<Faults>>,
     fail_log: Option<PathBuf>,
+    over_system: Option<PathBuf>,
     fabric: Option<Attachment>,
     device: Option<Vec<Spanned<Device>>>,
 }
@@ -147,6 +151,7 @@ impl Configuration {
             fabric: read.fabric,
             fail: read.fail.map(|Parsed(fail)| fail),
             fail_log: read.fail_log,
+            over_system: read.over_system,
             devices: Vec::new(),
         };
         match read.device {

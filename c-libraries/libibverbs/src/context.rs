@@ -48,7 +48,8 @@ pub struct Shared {
     context: Context,
     /// The device in the list of devices that the program has.
     pub listed: &'static ListedDevice,
-    _device: Arc<Device>,
+    /// The device, which exists as long as its contexts do.
+    pub device: Arc<Device>,
     // The inode of the file of `cmd_fd`, by which an import recognizes duplicates of the descriptor.
     file: u64,
     events: Arc<Events<AsyncEvent>>,
@@ -129,7 +130,7 @@ impl State {
         let shared = Arc::new(Shared {
             sinks: Sinks::of(&context),
             context,
-            _device: device,
+            device,
             listed,
             file: file_of(cmd_fd.as_fd().as_raw_fd())?,
             events,

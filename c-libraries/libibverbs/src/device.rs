@@ -3,7 +3,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,10 +12,13 @@ use std::time::Duration;
 
 use polyverbs::emulated::has_descriptors;
 use polyverbs_configuration::{
-    Device as Configured, LinkLayer, Met, TransportName, complain,
+    Device as Configured, LinkLayer, Met, Profile, TransportName, complain,
 };
-use verbs_api::provider::{MadeOnce, Mutex, PerProcess, wait_for_threads};
-use verbs_api::{Context, Device, Requirements, Transport};
+use rdma_core_provider::LibIbverbs;
+use verbs_api::provider::{MadeOnce, Mutex, PerProcess, RegistryError, wait_for_threads};
+use verbs_api::{
+    Context, Device, Registry, Requirements, Transport, extension::Extensions, ids::LinkAddress,
+};
 
 use crate::abi::{IbvDevice, Slot};
 use crate::errno::Errno;
@@ -38,6 +42,8 @@ pub struct ListedDevice {
     // The emulated device. It is created when the program first opens it, and again in each child of a fork, where its
     // threads do not exist. The contexts keep it, so that its descriptors and threads end with the last of them.
     made: PerProcess<Mutex<Weak<Device>>>,
+    // The device of the system; `None` for an emulated one.
+    of_system: Option<Device>,
     // Some programs try again and again to open a device.
     is_reported: AtomicBool,
 }
@@ -79,6 +85,8 @@ impl ListedDevice {
             TransportName::Roce | TransportName::Infiniband => (Transport::InfiniBand, 1, 0),
             TransportName::Iwarp => (Transport::Iwarp, 4, 1),
         };
+        let of_profile = configured.taken_on().and_then(Profile::transport_type);
+        let transport_type = of_profile.unwrap_or(transport_type);
         let mut public = IbvDevice {
             _dummy: [ptr::null(); 2],
             node_type,
@@ -108,8 +116,34 @@ impl ListedDevice {
             transport,
             guid: u64::from_ne_bytes(configured.guid()),
             made: PerProcess::new(Mutex::default),
+            of_system: None,
             is_reported: AtomicBool::new(false),
             configured,
+        }
+    }
+
+    /// A device of the system's library.
+    fn of_system(device: Device) -> Self {
+        let attributes = device.attributes();
+        let port = attributes.ports.first();
+        let address = port.and_then(|port| match port.address {
+            LinkAddress::Ip(address) => Some(address),
+            _ => port.gids.iter().find_map(|entry| entry.ip),
+        });
+        let name = device.name().split('@').next().unwrap_or_default();
+        let configured = Configured {
+            name: name.to_owned(),
+            transport: match attributes.transport {
+                Transport::Iwarp => TransportName::Iwarp,
+                _ => TransportName::Roce,
+            },
+            address: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            ..Configured::default()
+        };
+        Self {
+            guid: u64::from_ne_bytes(attributes.node_guid.0),
+            of_system: Some(device),
+            ..Self::new(configured)
         }
     }
 
@@ -191,17 +225,18 @@ impl ListedDevice {
         // From now on the program, or an rsocket, may register memory.
         #[cfg(target_arch = "x86_64")]
         crate::signals::outlive_faults()?;
-        let made_now = self
-            .configured
-            .make(
-                setup::tap(),
-                configuration().fabric.as_ref(),
-                met(self.configured.name.clone()),
-            );
-        let device = made_now.map_err(|error| {
-            self.report(format_args!("{error}"));
-            Errno(error.errno().unwrap_or(libc::ENODEV))
-        })?;
+        let make = || {
+            let met = met(self.configured.name.clone());
+            let fabric = configuration().fabric.as_ref();
+            self.configured.make(setup::tap(), fabric, met)
+        };
+        let device = match &self.of_system {
+            Some(device) => device.clone(),
+            None => make().map_err(|error| {
+                self.report(format_args!("{error}"));
+                Errno(error.errno().unwrap_or(libc::ENODEV))
+            })?,
+        };
         let device = Arc::new(match faults::injector() {
             Some(injector) => injector.on(&device),
             None => device,
@@ -225,9 +260,29 @@ impl ListedDevice {
 pub fn devices() -> &'static [ListedDevice] {
     static DEVICES: MadeOnce<Vec<ListedDevice>> = MadeOnce::new();
     DEVICES.get_or_make(|| {
+        if let Some(file) = &configuration().over_system {
+            return of_system(file).unwrap_or_else(|error| {
+                complain(format_args!("{}: {error}", file.display()));
+                Vec::new()
+            });
+        }
         let known = configuration().devices.iter();
         known.cloned().map(ListedDevice::new).collect()
     })
+}
+
+/// The devices that the system's library lists. One that cannot be used is reported on standard error.
+fn of_system(file: &Path) -> Result<Vec<ListedDevice>, RegistryError> {
+    let mut registry = Registry::new();
+    for extension in Extensions::linked()?.iter() {
+        registry.add_extension(extension)?;
+    }
+    registry.add_provider(LibIbverbs::apart(file))?;
+    for (_, absent) in registry.absent() {
+        complain(format_args!("{}: {}", absent.what, absent.why));
+    }
+    let devices = registry.devices().cloned();
+    Ok(devices.map(ListedDevice::of_system).collect())
 }
 
 /// How long the close of the last device waits for the threads of devices to end.

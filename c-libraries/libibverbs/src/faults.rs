@@ -1,6 +1,6 @@
 //! The faults of verbs that the configuration asks for.
 //!
-//! Verbs of a device fail in the [layer](polyverbs::layer) in front of it. Calls that do not reach a device fail here, at the
+//! Verbs of a device fail in the [layer](polyverbs_layer) in front of it. Calls that do not reach a device fail here, at the
 //! [entry](crate::entry) of all calls, or where the event of a connection manager is fetched.
 
 use std::fs::File;
@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::sleep;
 
-use polyverbs::layer::{CmFate, Fired, Injector, LibraryFate};
 use polyverbs_configuration::VARIABLE;
+use polyverbs_layer::{CmFate, Fired, Injector, LibraryFate};
 use verbs_api::provider::PerProcess;
 
 use crate::errno::Errno;
 use crate::setup::configuration;
 
-/// Whether there are faults, as one of the three constants below. Calls look at it first, so that they cost no more without
-/// faults.
+/// Whether there are faults, as one of the three constants below. Each call reads this byte first, and nothing else if there are
+/// no faults.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const NONE: u8 = 0;

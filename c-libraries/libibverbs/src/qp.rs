@@ -166,6 +166,19 @@ fn refuse_by_profile(device: &context::State, init: &IbvQpInitAttr) -> Result<()
     }
 }
 
+/// Refuses a query as the driver of a card does that does not know all attributes.
+fn refuse_query(device: &context::State, mask: c_int) -> Result<(), Errno> {
+    let listed = device.shared.listed;
+    match listed.configured().query_refusal(mask as u32) {
+        Some((errno, quirk)) => {
+            let what = format!("query_qp fails with error number {errno}");
+            trace::quirk(&listed.name().to_string_lossy(), &quirk, &what);
+            Err(Errno(errno))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Moves a new iWARP QP to the state that verbs call INIT: iWARP has no earlier one. The QP stays in RESET if its CQ has
 /// overrun.
 fn make_idle(qp: &Qp) -> Result<(), Errno> {
@@ -454,11 +467,13 @@ pub unsafe extern "C-unwind" fn modify(
 pub unsafe extern "C-unwind" fn query(
     qp: *mut IbvQp,
     attr: *mut IbvQpAttr,
-    _mask: c_int,
+    mask: c_int,
     init: *mut IbvQpInitAttr,
 ) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|state| {
+        // SAFETY: live, as was seen; a queue pair is live, so its device is.
+        refuse_query(unsafe { context::own((*qp).context) }?, mask)?;
         // SAFETY: as the caller promises.
         let (Some(attr), Some(init)) = (unsafe { attr.as_mut() }, unsafe { init.as_mut() }) else {
             return Err(Errno::INVAL);

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 use std::ptr;
 
-use polyverbs_configuration::LinkLayer;
+use polyverbs_configuration::{LinkLayer, Profile};
 use verbs_api::Features;
 use verbs_api::capability::{AtomicScope, GidEntry, GidType, PortAttributes};
 use verbs_api::ids::{Gid, LinkAddress};
@@ -34,6 +34,10 @@ fn scope(scope: AtomicScope) -> c_int {
 }
 
 fn cap_flags(state: &State) -> u32 {
+    let profile = state.shared.listed.configured().taken_on();
+    if let Some(flags) = profile.and_then(Profile::device_cap_flags) {
+        return flags;
+    }
     let features = state.context.features();
     // Bad P_Key and Q_Key counters, current state in modify, port events, RNR NAKs, resizable SRQs.
     let mut flags = 1 << 1 | 1 << 2 | 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13;
@@ -54,7 +58,8 @@ fn cap_flags(state: &State) -> u32 {
 }
 
 fn device_attr(state: &State) -> IbvDeviceAttr {
-    let attributes = state.context.attributes();
+    // A device may report other maxima than it did when it was opened.
+    let attributes = state.shared.device.attributes();
     let limits = &attributes.limits;
     let mut fw_ver = [0; 64];
     for (place, byte) in fw_ver[..63]
@@ -208,9 +213,13 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     const INFINIBAND: u8 = 1;
     let configured = state.shared.listed.configured();
     let is_infiniband = configured.link_layer() == LinkLayer::Infiniband;
+    let (reported_lid, lmc) = configured.taken_on().map_or((None, None), Profile::lid);
     let (lid, sm_lid) = match port.address {
         LinkAddress::Lid(lid) => (lid, port.subnet.sm_lid),
-        _ => (configured.lid().unwrap_or(0), configured.lid().unwrap_or(0)),
+        _ => {
+            let lid = configured.lid();
+            (lid.or(reported_lid).unwrap_or(0), lid.unwrap_or(0))
+        }
     };
     let in_fabric = configured.is_in_fabric();
     let (active_width, active_speed) = match in_fabric {
@@ -229,7 +238,7 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
         pkey_tbl_len: port.pkeys.len() as u16,
         lid,
         sm_lid,
-        lmc: port.subnet.lmc,
+        lmc: lmc.unwrap_or(port.subnet.lmc),
         max_vl_num: 1,
         sm_sl: port.subnet.sm_sl,
         subnet_timeout: 0,

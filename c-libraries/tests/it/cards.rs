@@ -45,12 +45,13 @@ fn a_c_program_sees_the_card() {
     // The card says that its atomics are global, although it refuses every region for them.
     assert_eq!(
         text,
-        "1dd8:4098 1.117.1-a-63 max_qp 1048576 max_res_rd_atom 16 atomic_cap 2\n"
+        "1dd8:4098 1.117.1-a-63 flags 01023486 max_qp 1048576 max_res_rd_atom 16 atomic_cap 2\n"
     );
     assert!(quirks.is_empty());
     let (text, _) = run("mellanox-cx3", "", &["device"]);
+    // The flag of windows is set, and there are none.
     assert!(
-        text.starts_with("02c9:4099 2.33.5100 max_qp 131000 "),
+        text.starts_with("02c9:4099 2.33.5100 flags 057e9c66 max_qp 131000 "),
         "{text}"
     );
 }
@@ -108,4 +109,21 @@ fn an_argument_that_is_not_used_is_checked() {
     assert!(quirks[0].starts_with("checks-unused: "), "{quirks:?}");
     let (text, _) = run("mellanox-cx5", "checks-unused", &["unused"]);
     assert_eq!(text, "0 receives: error 0\ntoo many receives: error 0\n");
+}
+
+#[test]
+fn a_maximum_of_the_card_counts_free_objects_only() {
+    let (text, _) = run("intel-e810-roce", "", &["left"]);
+    assert_eq!(text, "5 fewer\n");
+    let (text, _) = run("intel-e810-roce", "attributes-remaining", &["left"]);
+    assert_eq!(text, "0 fewer\n");
+}
+
+#[test]
+fn a_query_for_all_attributes_is_refused_as_a_whole() {
+    let (text, quirks) = run("aws-efa", "", &["query"]);
+    assert_eq!(text, "state: error 0\nall: error 95\n");
+    assert_eq!(quirks.len(), 1, "{quirks:?}");
+    let (text, _) = run("aws-efa", "query-qp-mask", &["query"]);
+    assert_eq!(text, "state: error 0\nall: error 0\n");
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use polyverbs_layer::LIBRARY_CALLS;
 
-use crate::program::compile;
+use crate::program::{compile, compile_in};
 
 const DEVICES: [(&str, &str); 2] = [("ib0", "roce"), ("iw0", "iwarp")];
 
@@ -160,7 +160,7 @@ fn each_verb_fails_once_with_the_errno_of_its_rule() {
             };
             let rule = format!("{verb}@{count}:{name}");
             let ran = run(device, &rule);
-            // The library tells of a poll only that it has failed.
+            // A failed poll returns no error number.
             let number = if *verb == "poll_cq" { 1 } else { number };
             let failed = format!("{verb} {number}");
             assert!(ran.has(&failed), "{device:?} {rule}: {:?}", ran.lines);
@@ -294,7 +294,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn what_has_fired_can_be_replayed_with_exact_counts() {
+fn a_log_of_fired_rules_replays_the_run() {
     let rules = "post_recv~40%:ENOMEM; wc~50%:bare GENERAL; seed=3";
     let first = run(DEVICES[0], rules);
     assert!(!first.log.is_empty());
@@ -321,5 +321,34 @@ fn each_call_that_a_rule_can_name_is_a_function_of_the_library() {
             is_slot || names.contains(call) || names.contains(&*function),
             "{call}"
         );
+    }
+}
+
+#[test]
+fn a_program_over_the_systems_library_has_its_devices_and_faults() {
+    // Another copy of this library takes the place of the system's, with its default devices.
+    let system = test_kit::libraries::built();
+    let program = compile_in("fails-over-system", "fails");
+    let configuration =
+        format!("fail = 'query_port@1:PORT_ERR; create_srq@1:ENOMEM'\nover-system = {system:?}\n");
+    let ran = Command::new(&program)
+        .env("LD_LIBRARY_PATH", program.parent().unwrap())
+        .env("POLYVERBS_CONFIG", configuration)
+        // The second copy is larger than rdma-core's libraries.
+        .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=65536")
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    let text = String::from_utf8_lossy(&ran.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    for line in [
+        "open_device 0",
+        "port 1",
+        "event 10",
+        "create_srq 12",
+        "reg_mr 0",
+        "close_device 0",
+    ] {
+        assert!(lines.contains(&line), "{line}: {lines:?}");
     }
 }

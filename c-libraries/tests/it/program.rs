@@ -6,7 +6,12 @@ use std::{env, fs};
 
 /// Compiles `tests/NAME.c` into a folder of its own, with the library with which the program is linked.
 pub(crate) fn compile(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    compile_in(name, name)
+}
+
+/// As [`compile`], into the folder with this name.
+pub(crate) fn compile_in(folder: &str, name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     let library = folder.join("libibverbs.so.1");

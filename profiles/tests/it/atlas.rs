@@ -53,7 +53,7 @@ fn each_profile_fits_the_schema_of_submissions() {
         let text = fs::read_to_string(file.unwrap().path()).unwrap();
         must_fit("profile.schema.json", &toml::from_str(&text).unwrap());
     }
-    // What is written by this crate fits too.
+    // Profiles that this crate writes fit too.
     let profile = Profile::named("rxe-6.1").unwrap();
     must_fit(
         "profile.schema.json",

@@ -50,7 +50,7 @@ fn an_identity_and_a_table_of_gids_are_those_of_the_profile() {
     assert_eq!(attributes.ports[0].gids.len(), 4);
     let cx5 = profile("mellanox-cx5").attributes().unwrap();
     assert_eq!(cx5.atomic_cap, AtomicScope::Hca);
-    // What is not known stays that of the emulated device.
+    // An unknown fact stays that of the emulated device.
     assert_eq!(cx5.ports[0].active_mtu, Mtu::Mtu4096);
 }
 
@@ -109,5 +109,20 @@ fn a_quirk_that_is_turned_off_must_exist() {
     assert_eq!(
         told,
         "amd-ionic has no quirk budget-qp; it has budget-res-rd-atom, mr-access-refused, qp-type-refused"
+    );
+}
+
+#[test]
+fn a_card_without_connections_has_no_reads_and_writes() {
+    let wanted = Wanted::parse("r", "needs = [\"READ\", \"WRITE\"]\n").unwrap();
+    let answer = wanted.check(&profile("aws-efa")).unwrap();
+    let told = answer.shortfall.unwrap().to_string();
+    assert_eq!(told, "aws-efa: lacks baseline::WRITE; lacks baseline::READ");
+    assert!(
+        wanted
+            .check(&profile("mellanox-cx5"))
+            .unwrap()
+            .shortfall
+            .is_none()
     );
 }

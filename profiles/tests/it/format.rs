@@ -1,6 +1,8 @@
 //! What wrong profiles get: one error with file, line and what would be right.
 
+use polyverbs_profiles::rule::Rule;
 use polyverbs_profiles::{Profile, Wanted};
+use proptest::prelude::*;
 
 const HEAD: &str =
     "profile = 1\nname = \"x\"\nclass = \"c\"\nsummary = \"s\"\ntransport = \"roce\"\n";
@@ -127,5 +129,52 @@ fn requirements_are_read_with_their_faults() {
     ] {
         let complaint = Wanted::parse("r.toml", text).unwrap_err().to_string();
         assert!(complaint.starts_with(told), "{complaint}\nnot {told}");
+    }
+}
+
+/// A shipped profile with some bytes replaced, cut off at a place.
+fn damaged() -> impl Strategy<Value = String> {
+    let names: Vec<_> = Profile::names().collect();
+    let changes = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
+    let parts = (
+        proptest::sample::select(names),
+        changes,
+        any::<prop::sample::Index>(),
+    );
+    parts.prop_map(|(name, changes, end)| {
+        let mut bytes = Profile::named(name).unwrap().to_toml().into_bytes();
+        for (place, byte) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        let end = end.index(bytes.len() + 1);
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_damaged_profile_is_read_or_refused(text in damaged()) {
+        if let Ok(profile) = Profile::parse("x.toml", &text) {
+            let again = Profile::parse("x.toml", &profile.to_toml()).unwrap();
+            prop_assert_eq!(again.differences(&profile), []);
+        }
+    }
+
+    #[test]
+    fn any_text_is_imported_or_refused(text in "\\PC*(\n\\PC*)*", lines in proptest::collection::vec("[a-z_]{1,8}: \\PC*", 0..4)) {
+        for text in [text, lines.join("\n"), format!("max_qp: 1\n{}", lines.join("\n"))] {
+            if let Ok(imported) = Profile::import("x", "page", &text) {
+                let text = imported.profile.to_toml();
+                prop_assert!(Profile::parse("x.toml", &text).is_ok(), "{}", text);
+            }
+        }
+    }
+
+    #[test]
+    fn any_rule_is_read_or_refused(text in "[a-z-]{0,12}( [a-z-]{1,8}=\\PC{0,8},?){0,3}") {
+        if let Ok(rule) = text.parse::<Rule>() {
+            prop_assert_eq!(rule.to_string().parse::<Rule>().unwrap(), rule);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Whole programs on every shipped profile: each runs, or is refused when it opens the device, with the list of what is missing;
+//! Whole programs on every shipped profile: each runs, or is refused when it opens the device, with the list of missing features;
 //! none fails later.
 
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ mod copy;
 #[path = "../../../examples/key_value.rs"]
 mod key_value;
 
-/// What a program does on each profile: `None` where it ran, otherwise what was missing.
+/// The result of a program on each profile: `None` where it ran, otherwise the missing features.
 type Found = Vec<(String, Option<String>)>;
 
 /// Runs a program on every profile whose device meets its requirements.

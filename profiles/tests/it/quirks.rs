@@ -83,7 +83,7 @@ impl Rig {
 
     fn register(&self, length: usize, access: Access) -> Result<polyverbs::Mr, VerbError> {
         self.pd
-            .register(&Memory::zeroed(length).unwrap(), access)
+            .register(Memory::zeroed(length).unwrap(), access)
             .wait()
     }
 
@@ -166,7 +166,7 @@ fn a_budget_ends_objects_below_the_advertised_number() {
     );
 }
 
-// Kinds 2 and 4: what is counted is not the number of objects.
+// Kinds 2 and 4: the budget does not count objects.
 #[test]
 fn a_budget_counts_bytes_or_requests() {
     let found = devices("budget mr-bytes=65536, errno=ENOMEM");

@@ -38,7 +38,7 @@ fn a_recorded_profile_gives_the_same_matrix() {
         let own = device(kind);
         let verified = Matrix::verified(std::slice::from_ref(&own), &mut |_| ()).unwrap();
         let recorded = Profile::of_matrix(kind, "a test", &verified.to_json(), None).unwrap();
-        // What is written can be read, and says the same.
+        // The written profile can be read, and says the same.
         let read = Profile::parse(kind, &recorded.to_toml()).unwrap();
         assert_eq!(read.differences(&recorded), []);
         let named = EmulatedOptions {

@@ -83,7 +83,7 @@ fn mlx_3162_tries_again_for_a_queue_pair_that_never_comes() {
         }
     }
     assert_eq!((qps.len(), tries), (10, 1000));
-    // With the fix the first refusal ends it, and what is there is used.
+    // With the fix the first refusal ends the loop, and the program uses the queue pairs that it has.
     let error = make().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     qps.pop();

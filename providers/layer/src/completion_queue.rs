@@ -89,7 +89,7 @@ impl CompletionQueue {
     fn judge(&self, completion: &mut Completion) -> Option<Duration> {
         let qp = self.open.qp(completion.qp_num);
         let queue = queue_of(completion);
-        // What was posted after a failed request is flushed, also if the device had executed it by then.
+        // A request that was posted after a failed one is flushed, also if the device has executed the request by now.
         let facts = qp.as_ref().and_then(|qp| qp.qp());
         if facts.is_some_and(|qp| qp.has_failed(queue)) && completion.status.is_success() {
             completion.status = WcStatus::WrFlushErr;

@@ -155,7 +155,7 @@ pub enum Answer<'a> {
     None,
     /// Of `query_port`.
     Port(Port, &'a mut PortAttributes),
-    /// Of `create_qp`: the sizes that the program is told.
+    /// Of `create_qp`: the sizes that the program gets.
     Cap(&'a mut QpCap),
     /// Of `query_qp`.
     Qp(&'a mut QpStatus),
@@ -225,8 +225,8 @@ pub enum CompletionFate {
     /// The program gets it, with the changes of the hook.
     #[default]
     Deliver,
-    /// The request has failed with this status and this code of the device: the queue pair goes to ERR, and what was posted to
-    /// the same queue after it is flushed.
+    /// The request has failed with this status and this code of the device: the queue pair goes to ERR, and later requests
+    /// of that queue are flushed.
     Fail(WcStatus, u32),
     /// The program never gets it. The buffers that it returns go back to their pools.
     Lose,
@@ -240,7 +240,7 @@ pub struct Event<'a> {
     pub open: &'a Arc<OpenLayer>,
     /// The type of the event.
     pub event: EventType,
-    /// What it concerns.
+    /// The object, port or device that the event concerns.
     pub subject: EventSubject,
     /// The object that it concerns, if it concerns one.
     pub object: Option<&'a Arc<Object>>,

@@ -68,7 +68,7 @@ impl Object {
         self.id
     }
 
-    /// Returns what is known of a queue pair; `None` for other kinds.
+    /// Returns the properties of a queue pair; `None` for other kinds.
     pub const fn qp(&self) -> Option<&QpFacts> {
         self.qp.as_ref()
     }

@@ -349,7 +349,7 @@ impl OpenLayer {
         })
     }
 
-    /// The reply to a verb on an object, which tells the hooks how it has ended.
+    /// The reply to a verb on an object, which reports its outcome to the hooks.
     pub(crate) fn telling<T: 'static>(
         self: &Arc<Self>,
         verb: Verb,

@@ -41,7 +41,7 @@ pub(crate) fn with_inner_queues(mut init: QpInit) -> Result<(QpInit, [u32; 2]), 
 }
 
 impl QueuePair {
-    /// The reply by which the inner device hands over a new queue pair.
+    /// The reply by which the inner device returns a new queue pair.
     pub(crate) fn reply(
         open: Arc<OpenLayer>,
         (id, qp_type, queues): (ObjectId, QpType, [u32; 2]),

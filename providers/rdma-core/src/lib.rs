@@ -92,6 +92,8 @@ const KERNELS: &str = "/sys/class/infiniband";
 pub struct LibIbverbs {
     /// The file of the library; `None` if the environment variable or else the dynamic linker decides.
     file: Option<PathBuf>,
+    /// Whether the library is loaded into a namespace of its own.
+    is_apart: bool,
     library: MadeOnce<Result<&'static Library, VerbError>>,
 }
 
@@ -104,6 +106,7 @@ impl LibIbverbs {
     const fn new(file: Option<PathBuf>) -> Self {
         Self {
             file,
+            is_apart: false,
             library: MadeOnce::new(),
         }
     }
@@ -124,6 +127,16 @@ impl LibIbverbs {
         made
     }
 
+    /// Returns the provider that loads the library in this file into a namespace of its own, for a program that has another
+    /// library of that name. The first path counts.
+    pub fn apart(path: impl AsRef<Path>) -> &'static Self {
+        static MADE: MadeOnce<LibIbverbs> = MadeOnce::new();
+        MADE.get_or_make(|| Self {
+            is_apart: true,
+            ..Self::new(Some(path.as_ref().to_path_buf()))
+        })
+    }
+
     fn named(&self) -> Option<PathBuf> {
         let in_environment = || {
             let named = env::var_os(FILE_VARIABLE).filter(|named| !named.is_empty());
@@ -135,7 +148,13 @@ impl LibIbverbs {
     }
 
     fn library(&self, file: &OsStr) -> Result<&'static Library, VerbError> {
-        let load = || Ok(&*Box::leak(Box::new(Library::of(&File::load(file)?)?)));
+        let load = || {
+            let file = match self.is_apart {
+                true => File::load_apart(file)?,
+                false => File::load(file)?,
+            };
+            Ok(&*Box::leak(Box::new(Library::of(&file)?)))
+        };
         self.library.get_or_make(load).clone()
     }
 

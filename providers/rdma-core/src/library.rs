@@ -4,6 +4,8 @@
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{io, ptr};
 
 use polyverbs_abi::{
     IbvAh, IbvAhAttr, IbvAsyncEvent, IbvCompChannel, IbvContext, IbvCq, IbvDevice, IbvDeviceAttr,
@@ -17,6 +19,24 @@ use verbs_api::VerbError;
 pub(crate) struct File {
     name: OsString,
     handle: *mut c_void,
+    /// The namespace of the linker in which the file is, if not that of the program.
+    namespace: Option<libc::Lmid_t>,
+}
+
+/// The place of `errno` in the C library of another namespace: null until a library was loaded into one.
+static ERRNO_APART: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Returns the error number that the library has set last for this thread.
+pub(crate) fn errno() -> Option<c_int> {
+    let apart = ERRNO_APART.load(Ordering::Acquire);
+    if apart.is_null() {
+        return io::Error::last_os_error().raw_os_error();
+    }
+    // SAFETY: the function `__errno_location` of a C library, which is never unloaded.
+    let location =
+        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> *mut c_int>(apart) };
+    // SAFETY: the place is the calling thread's own.
+    Some(unsafe { *location() })
 }
 
 // SAFETY: the linker accepts its handles on every thread.
@@ -39,7 +59,61 @@ impl File {
             return Err(missing());
         }
         let name = name.to_owned();
-        Ok(Self { name, handle })
+        Ok(Self {
+            name,
+            handle,
+            namespace: None,
+        })
+    }
+
+    /// Loads a file into a namespace of its own, with its own copy of everything that it depends on. The program has another
+    /// library of the same name, which the file and its drivers would find otherwise.
+    ///
+    /// # Errors
+    /// The message of the linker.
+    pub(crate) fn load_apart(name: &OsStr) -> Result<Self, VerbError> {
+        let mut file = Self::load_into(libc::LM_ID_NEWLM, name)?;
+        let mut namespace: libc::Lmid_t = 0;
+        // SAFETY: the handle is open, and there is room for the number of a namespace.
+        let told = unsafe {
+            let place = (&raw mut namespace).cast();
+            libc::dlinfo(file.handle, libc::RTLD_DI_LMID, place)
+        };
+        if told != 0 {
+            return Err(missing());
+        }
+        file.namespace = Some(namespace);
+        // Each namespace has a C library, with an `errno` of its own.
+        let location = file.symbol("__errno_location\0")?;
+        ERRNO_APART.store(location, Ordering::Release);
+        Ok(file)
+    }
+
+    /// Loads a file into the namespace in which this one is.
+    ///
+    /// # Errors
+    /// The message of the linker.
+    pub(crate) fn load_beside(&self, name: &OsStr) -> Result<Self, VerbError> {
+        match self.namespace {
+            None => Self::load(name),
+            Some(namespace) => Self::load_into(namespace, name),
+        }
+    }
+
+    fn load_into(namespace: libc::Lmid_t, name: &OsStr) -> Result<Self, VerbError> {
+        let unusable = |_| VerbError::UnsupportedHere("a file name with a zero in it".into());
+        let path = CString::new(name.as_bytes()).map_err(unusable)?;
+        let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
+        // SAFETY: as in `load`.
+        let handle = unsafe { libc::dlmopen(namespace, path.as_ptr(), flags) };
+        if handle.is_null() {
+            return Err(missing());
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            handle,
+            namespace: Some(namespace),
+        })
     }
 
     /// Returns the name by which the file was loaded.

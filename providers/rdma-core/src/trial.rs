@@ -13,8 +13,7 @@ use crate::verbs::{Change, Live, Zero};
 
 /// What a trial has found out about a device.
 pub(crate) struct Trial {
-    /// The largest number of inline bytes, a power of two up to 1024, with which the device made a queue pair of some
-    /// service.
+    /// The largest number of inline bytes, up to 1024, with which the device made a queue pair of some service.
     pub(crate) max_inline_data: u32,
     /// The baseline abilities that the device refused: services, and changes of regions and of completion queues.
     pub(crate) gaps: BaselineGaps,
@@ -42,19 +41,36 @@ impl Trial {
             true => qp_type::UD,
             false => qp_type::RC,
         };
-        let mut inline = [1024, 512, 256, 128, 64, 32].into_iter();
-        let max_inline_data = inline.find(|&size| makes(service, size));
+        let max_inline_data = largest(MOST_INLINE, |size| makes(service, size));
         cq.destroy()?;
         channel.destroy()?;
         pd.dealloc()?;
         Ok(Self {
-            max_inline_data: max_inline_data.unwrap_or(0),
+            max_inline_data,
             gaps,
         })
     }
 }
 
 const NO_OBJECT: ObjectId = ObjectId::new(0, 0);
+/// The largest number of inline bytes that is tried.
+const MOST_INLINE: u32 = 1024;
+
+/// Returns the largest number up to `most` that `fits`; every smaller one fits too. 0 is not tried.
+fn largest(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    if fits(most) {
+        return most;
+    }
+    let (mut fitting, mut beyond) = (0, most);
+    while beyond - fitting > 1 {
+        let middle = fitting.midpoint(beyond);
+        match fits(middle) {
+            true => fitting = middle,
+            false => beyond = middle,
+        }
+    }
+    fitting
+}
 
 /// Whether the device makes a queue pair of this service with this many bytes of inline data.
 fn makes(pd: &Live<IbvPd>, cq: &Live<IbvCq>, service: c_int, max_inline_data: u32) -> bool {
@@ -85,4 +101,16 @@ fn reregisters(pd: &Live<IbvPd>) -> Result<bool, VerbError> {
     let changed = mr.rereg(&change).is_ok();
     mr.dereg()?;
     Ok(changed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found() {
+        for most in [0, 1, 63, 80, 101, 512, 1023, 1024] {
+            assert_eq!(largest(MOST_INLINE, |size| size <= most), most);
+        }
+    }
 }

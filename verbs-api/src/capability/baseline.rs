@@ -58,6 +58,13 @@ impl Baseline {
             has.set(bit, has.contains(bit) && !device.gaps.contains(gap));
         }
         has.set(Self::INLINE, device.limits.max_inline_data > 0);
+        // Operations need a type of queue pairs that executes them.
+        if !has.contains(Self::RC) {
+            has -= Self::READ | Self::ATOMICS | Self::LOCAL_READ_SINK | Self::RNR_RETRY;
+        }
+        if !has.intersects(Self::RC | Self::UC) {
+            has -= Self::WRITE | Self::WRITE_WITH_IMM;
+        }
         has
     }
 

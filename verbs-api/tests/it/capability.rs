@@ -515,3 +515,19 @@ fn errors_of_verbs_convert_with_the_question_mark() {
     }
     program().unwrap();
 }
+
+#[test]
+fn operations_are_there_only_with_a_type_of_queue_pairs_for_them() {
+    let mut attributes = mock::attributes("datagrams");
+    let one_sided = Baseline::READ | Baseline::ATOMICS | Baseline::WRITE;
+    assert!(Baseline::of(&attributes).contains(one_sided));
+    attributes.gaps |= BaselineGaps::NO_RC;
+    let has = Baseline::of(&attributes) & one_sided;
+    assert_eq!(has, Baseline::WRITE, "UC writes");
+    attributes.gaps |= BaselineGaps::NO_UC;
+    assert!(!Baseline::of(&attributes).intersects(one_sided));
+    let refused = registry(vec![attributes])
+        .unwrap()
+        .open(&Requirements::new().needs(Baseline::WRITE));
+    assert!(matches!(refused, Err(OpenError::NotMet(_))));
+}

@@ -1,4 +1,4 @@
-//! `polyverbs run --fail`: runs the program as a child, and tells afterwards which rules have fired.
+//! `polyverbs run --fail`: runs the program as a child, and reports afterwards how often each rule fired.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, OsStr};
@@ -14,8 +14,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use polyverbs::layer::Faults;
 use polyverbs_configuration::Configuration;
+use polyverbs_layer::Faults;
 use tempfile::NamedTempFile;
 
 use super::Arguments;
@@ -60,7 +60,7 @@ pub(super) fn rules(arguments: &Arguments) -> anyhow::Result<Option<Faults>> {
     }))
 }
 
-/// The file to which the program's processes write what has fired.
+/// The file to which the program's processes write each rule that fires.
 pub(super) enum Log {
     /// The program has no faults.
     None,
@@ -95,7 +95,7 @@ impl Log {
     }
 }
 
-/// Runs the program, passes signals on to it, and tells which rules have fired.
+/// Runs the program, passes signals on to it, and reports how often each rule fired.
 ///
 /// # Errors
 /// The program could not be started.
@@ -136,7 +136,7 @@ pub(super) fn supervise(
             _ => {}
         }
     };
-    let all_have_fired = tell(faults, log);
+    let all_have_fired = report(faults, log);
     Ok(match u8::try_from(code) {
         Ok(0) if !all_have_fired => ExitCode::from(NEVER_FIRED),
         Ok(code) => ExitCode::from(code),
@@ -183,8 +183,8 @@ fn start(command: &Command, mask: &SigSet) -> io::Result<Pid> {
     )?)
 }
 
-/// Tells for each rule how often it has fired. Returns whether each has.
-fn tell(faults: &Faults, log: &Path) -> bool {
+/// Reports for each rule how often it fired. Returns whether each rule fired.
+fn report(faults: &Faults, log: &Path) -> bool {
     let text = fs::read_to_string(log).unwrap_or_default();
     let fired = count(&text);
     let mut all = true;

@@ -7,6 +7,7 @@ mod in_turn;
 mod preflight;
 mod root;
 mod sanitizers;
+mod system;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -23,6 +24,7 @@ use polyverbs_configuration::{
     ChosenProfile, Configuration, ConfigurationError, Device, LinkLayer, ROOT_VARIABLE,
     STANDARD_ERROR, VARIABLE, devices_as,
 };
+use polyverbs_layer::Faults;
 use polyverbs_profiles::Profile;
 
 use crate::libraries::Libraries;
@@ -100,8 +102,8 @@ pub(crate) struct Arguments {
     /// Faults of links, for frames that are sent: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
-    /// Make verbs, requests, completions and events fail by these rules; may be given several times. Afterwards each rule is
-    /// told with how often it has fired, and a rule that never has fails the run (status 125)
+    /// Make verbs, requests, completions and events fail by these rules; may be given several times. Afterwards the
+    /// command reports how often each rule fired; a rule that never fired fails the run (status 125)
     #[arg(long, value_name = "RULES")]
     fail: Vec<String>,
     /// As --fail, with rules from a file: one per line, `#` begins a comment
@@ -110,6 +112,9 @@ pub(crate) struct Arguments {
     /// Seed of the chances in --fail: the same seed gives the same run
     #[arg(long, value_name = "NUMBER")]
     fail_seed: Option<u64>,
+    /// Run the program on the devices of the system's own libibverbs, which is loaded behind ours, in place of emulated devices
+    #[arg(long, conflicts_with_all = ["device", "link_layer", "fault", "pcap", "fabric", "node"])]
+    over_system: bool,
     /// Write each rule that has fired, with its exact count, for --fail-file. The content of FILE is replaced when the program
     /// has been found
     #[arg(long, value_name = "FILE")]
@@ -187,18 +192,31 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     command
         .args(rest)
         .env("LD_LIBRARY_PATH", in_front(folder, "LD_LIBRARY_PATH"))
-        .env("LD_PRELOAD", in_front(redirect, "LD_PRELOAD"))
-        .env(
-            "ASAN_OPTIONS",
-            in_front(sanitizers::ADDRESS, "ASAN_OPTIONS"),
-        )
-        .env("TSAN_OPTIONS", thread_options)
-        .env(ROOT_VARIABLE, &root)
         .env(VARIABLE, configuration.to_text()?);
-    let failed = match &configuration.fail {
+    let is_over_system = configuration.over_system.is_some();
+    if !is_over_system {
+        // Devices of the system are below the system's `/sys` and `/dev`.
+        command
+            .env("LD_PRELOAD", in_front(redirect, "LD_PRELOAD"))
+            .env(
+                "ASAN_OPTIONS",
+                in_front(sanitizers::ADDRESS, "ASAN_OPTIONS"),
+            )
+            .env("TSAN_OPTIONS", thread_options)
+            .env(ROOT_VARIABLE, &root);
+    }
+    let rules = match configuration.fail.take() {
+        // Somebody has to remove the folder after the program.
+        None => is_over_system.then(Faults::new),
+        rules => rules,
+    };
+    let failed = match rules {
         None => command.exec(),
-        Some(rules) => match faults::supervise(&mut command, rules, log.path()) {
-            Ok(code) => return Ok(code),
+        Some(rules) => match faults::supervise(&mut command, &rules, log.path()) {
+            Ok(code) => {
+                let _ = fs::remove_dir_all(&root);
+                return Ok(code);
+            }
             Err(failed) => failed,
         },
     };
@@ -317,6 +335,10 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
         anyhow::bail!(
             "--fail-log without --fail or --fail-file: there are no rules that could fire"
         );
+    }
+    if arguments.over_system {
+        configuration.over_system = Some(system::library()?);
+        configuration.devices = Vec::new();
     }
     // The program may be started in, or change to, another folder.
     for file in [

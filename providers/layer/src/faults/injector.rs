@@ -512,7 +512,7 @@ impl Hooks for DeviceFaults {
     }
 
     fn completion(&self, at: &Polled<'_>, completion: &mut Completion) -> CompletionFate {
-        // What has failed already is not a fault of the script.
+        // A completion that has failed already is not a fault of the script.
         if !completion.status.is_success() {
             return CompletionFate::Deliver;
         }

@@ -79,7 +79,7 @@ impl Faults {
         Injector::new(self.rules.clone(), self.seed, Box::new(|_| ()))
     }
 
-    /// As [`injector`](Self::injector), and tells `log` each time that a rule has fired.
+    /// As [`injector`](Self::injector), and calls `log` each time that a rule fires.
     pub fn logged(&self, log: impl Fn(&Fired) + Send + Sync + 'static) -> Arc<Injector> {
         Injector::new(self.rules.clone(), self.seed, Box::new(log))
     }

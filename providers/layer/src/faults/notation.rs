@@ -89,7 +89,7 @@ pub(super) struct Chance(pub(super) u32);
 impl Chance {
     pub(super) const ALL: u32 = 100_000_000;
 
-    /// Whether it comes to pass for this occurrence: the same for the same seed, rule and count.
+    /// Whether a rule with this chance fires at this occurrence. The answer depends only on seed, rule and count.
     pub(super) fn hits(self, seed: u64, rule: usize, count: u64) -> bool {
         let mixed = mix(mix(mix(seed) ^ rule as u64) ^ count);
         mixed % u64::from(Self::ALL) < u64::from(self.0)

@@ -14,7 +14,7 @@ use super::names::{
 use super::notation::{Act, Chance, Filter, Rule, What, When};
 use crate::verb::Verb;
 
-/// Why a text is no script of faults: the place, what was there, and what would be right.
+/// Why a text is no script of faults, with the place of the mistake.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct ScriptError {
@@ -22,7 +22,7 @@ pub struct ScriptError {
     pub line: usize,
     /// The column of that line in characters, counted from 1.
     pub column: usize,
-    /// What is wrong there, and what would be right.
+    /// The mistake, and what would be right.
     pub message: String,
 }
 
@@ -122,7 +122,7 @@ impl Reader<'_> {
         is_there
     }
 
-    /// What is at this place, for an error.
+    /// The letter at this place, for the text of an error.
     fn there(&self) -> String {
         match self.letters.get(self.at) {
             Some(letter) => format!("{letter:?} is there"),

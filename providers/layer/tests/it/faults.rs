@@ -8,13 +8,13 @@ use polyverbs::capability::PortState;
 use polyverbs::completion::Notify;
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::event::EventType;
-use polyverbs::layer::{Clock, Faults, Fired, Injector, Job};
 use polyverbs::provider::Mutex;
 use polyverbs::qp::QpState;
 use polyverbs::{
     Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, Requirements, VerbError,
     WcStatus, connect_pair, wr,
 };
+use polyverbs_layer::{Clock, Faults, Fired, Injector, Job};
 
 /// A clock that stands until the test advances it.
 #[derive(Default)]

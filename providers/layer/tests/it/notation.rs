@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_is_written_so_that_it_reads_the_same(
+    fn a_written_script_reads_as_the_same_script(
         head in prop::sample::select(vec!["wc", "wc.read", "reg_mr", "event", "modify_qp[to=rts]"]),
         first in 1_u64..9, last in 9_u64..99, step in 1_u64..5, percent in 1_u32..100_000_000,
         act in prop::sample::select(vec!["PORT_ERR", "bare GID_CHANGE", "PORT_ERR->after 3ms->PORT_ACTIVE", "off"]),

@@ -45,8 +45,8 @@ impl Cm {
         }
         let beside = verbs.name().with_file_name(FILE);
         let found = match beside.is_file() {
-            true => File::load(beside.as_os_str()),
-            false => File::load(OsStr::new(FILE)),
+            true => verbs.load_beside(beside.as_os_str()),
+            false => verbs.load_beside(OsStr::new(FILE)),
         };
         Self::of(&found?)
     }

@@ -15,7 +15,7 @@ use verbs_api::event::{EventSubject, EventType};
 use verbs_api::objects::{ObjectId, ObjectKind};
 
 use super::{Live, Zero as _, cookie, failed, identity, last_error};
-use crate::library::Library;
+use crate::library::{Library, errno};
 
 /// The list of devices that the library returns.
 pub(crate) struct List {
@@ -264,7 +264,8 @@ impl Live<IbvContext> {
 
 /// Converts the error of a read: returns false if the descriptor had nothing to read, and an error if it is unusable.
 pub(crate) fn nothing(verb: &'static str) -> Result<bool, VerbError> {
-    match io::Error::last_os_error().kind() {
+    let errno = errno().unwrap_or(libc::EIO);
+    match io::Error::from_raw_os_error(errno).kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
         _ => Err(last_error(verb)),
     }

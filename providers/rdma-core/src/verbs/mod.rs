@@ -23,7 +23,6 @@ mod queues;
 mod xrc;
 
 use std::ffi::{c_int, c_void};
-use std::io;
 use std::mem;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
@@ -39,7 +38,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs_api::VerbError;
 use verbs_api::objects::{ObjectId, ObjectKind};
 
-use crate::library::Library;
+use crate::library::{Library, errno};
 
 pub(crate) use context::{List, Listed, nothing};
 pub(crate) use domain::Change;
@@ -246,7 +245,7 @@ unsafe fn extended_slot(context: *mut IbvContext, place: usize) -> Slot {
 }
 
 pub(crate) fn last_error(verb: &'static str) -> VerbError {
-    let errno = io::Error::last_os_error().raw_os_error();
+    let errno = errno();
     // Some verbs fail without setting `errno`.
     let errno = errno.filter(|errno| *errno > 0);
     failed(verb, errno.unwrap_or(libc::EIO))

@@ -15,6 +15,7 @@ use verbs_api::ids::Gid;
 use verbs_api::qp::QpAttributes;
 
 use super::{Live, Zero as _, check};
+use crate::library::errno;
 
 type PollCq = unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int;
 type ReqNotify = unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int;
@@ -104,12 +105,7 @@ impl<Q, W> Poster<Q, W> {
         match unsafe { post(self.queue.as_ptr(), first, &raw mut bad) } {
             0 => Ok(()),
             // Some drivers return -1 and set `errno`, others return the negated error number.
-            -1 => Err((
-                std::io::Error::last_os_error()
-                    .raw_os_error()
-                    .unwrap_or(libc::EIO),
-                bad,
-            )),
+            -1 => Err((errno().unwrap_or(libc::EIO), bad)),
             errno => Err((errno.saturating_abs(), bad)),
         }
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use capability_matrix::Matrix;
-use polyverbs::layer::{Hooks, layered};
+use polyverbs_layer::{Hooks, layered};
 use rdma_core_provider::LibIbverbs;
-use verbs_api::{Device, Registry};
 use verbs_api::probe::Verdict;
+use verbs_api::{Device, Registry};
 
 use crate::common;
 

@@ -9,6 +9,8 @@ use project::{Order, packages, shipped_dependencies, text, workspace_root};
 const ALLOWED: &[(&str, &[&str])] = &[
     // The API alone says what devices must show.
     ("polyverbs-probes", &["polyverbs-verbs-api"]),
+    // A layer is in front of emulated and of real devices, and knows neither.
+    ("polyverbs-layer", &["polyverbs-verbs-api"]),
     // The engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["polyverbs-verbs-api"]),
     ("polyverbs-wire", &[]),
@@ -83,6 +85,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-xrc",
         ],
     ),
+    // Profiles make devices by the facade, and are hooks of the layer in front of them.
+    ("polyverbs-profiles", &["polyverbs", "polyverbs-layer"]),
     // The verbs of C are on the facade; `polyverbs-c-libraries` only exports their names.
     (
         "polyverbs-libibverbs",
@@ -91,6 +95,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs",
             "polyverbs-abi",
             "polyverbs-configuration",
+            "polyverbs-layer",
+            // Programs run over the system's library too.
+            "polyverbs-rdma-core",
             "polyverbs-block-loopback",
             "polyverbs-xrc",
         ],
@@ -116,7 +123,13 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The command writes the configuration of a program, and the libraries read it. Its manifest says why it names the formats.
     (
         "polyverbs-configuration",
-        &["polyverbs-verbs-api", "polyverbs", "polyverbs-wire"],
+        &[
+            "polyverbs-verbs-api",
+            "polyverbs",
+            "polyverbs-layer",
+            "polyverbs-profiles",
+            "polyverbs-wire",
+        ],
     ),
     // The preloaded library redirects paths, and knows the owner of each descriptor.
     ("polyverbs-redirect", &[]),
@@ -144,10 +157,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "polyverbs-verbs-api",
             "polyverbs-fabric",
+            "polyverbs-layer",
             "polyverbs-wire",
             "polyverbs",
             "polyverbs-benches",
             "polyverbs-configuration",
+            "polyverbs-profiles",
             "polyverbs-capability-matrix",
             "polyverbs-dissect",
             "polyverbs-rds",
