@@ -34,6 +34,10 @@ pub(crate) const LEAST: u64 = 64 << 10;
 /// oldest.
 const MOST_WAITING: usize = 64;
 
+/// The most requests that wait for the serving loop. Most may be forged, and each takes more than a kilobyte; with two
+/// thousand a second, the loop may be without a processor for two seconds.
+pub(crate) const BACKLOG: usize = 4096;
+
 /// The events that the serving loop waits for.
 enum RequestEvent {
     Asked(std::result::Result<Incoming, ConnectError>),
