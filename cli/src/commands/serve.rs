@@ -16,6 +16,7 @@ use crate::output::{
 };
 use crate::transfer::files::{Room, clean};
 use crate::transfer::network::{Store, Stored};
+use crate::transfer::peers::BACKLOG;
 use crate::transfer::{CopyOptions, Error, printable, requirements};
 
 /// Store the files that `polyverbs put` sends
@@ -75,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let listen = arguments.listen.own()?;
     let device = arguments.device.at(listen.ip())?;
     let context = device.open(&requirements())?;
-    let listener = Connector::of(&context)?.listen(listen, 0)?;
+    let listener = Connector::of(&context)?.listen(listen, BACKLOG)?;
     let store = Store {
         device,
         folder: arguments.dir.clone(),

@@ -34,7 +34,7 @@ impl Withdrawal {
         }
     }
 
-    /// Ends the call with [`VerbError::Canceled`], and tells the peer, which can neither accept the request nor complete the
+    /// Ends the call with [`VerbError::Canceled`], and notifies the peer, which can neither accept the request nor complete the
     /// connection any longer. Returns `false` without effect if the call has ended.
     pub fn withdraw(&self) -> bool {
         let is_first = self.call.cancel();

@@ -187,7 +187,8 @@ impl Manager {
         id: CommId,
         rejection: &Rejection<'_>,
     ) -> Result<(), CmError> {
-        let state = self.in_state(id, REJECTABLE)?.state;
+        let connection = self.in_state(id, REJECTABLE)?;
+        let (state, is_proven) = (connection.state, connection.allowance.is_none());
         fits(rejection.private_data, private::REJ)?;
         if rejection.info.len() > 72 {
             return Err(CmError::Argument(
@@ -200,7 +201,8 @@ impl Manager {
             rejection.info,
             rejection.private_data,
         );
-        if matches!(state, State::RepSent | State::MraRepRcvd) {
+        // A peer that has proven nothing has no packets in the network, and chooses by its REQ how long TIMEWAIT takes.
+        if is_proven && matches!(state, State::RepSent | State::MraRepRcvd) {
             self.enter_timewait(now, id.0);
         } else {
             self.forget(id.0);

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_process_may_access_is_found_without_a_change() {
+    fn accessible_bytes_are_counted_and_stay_as_they_are() {
         let pages = Pages::new(MAP_PRIVATE | MAP_ANONYMOUS, -1);
         // SAFETY: the mapping is of this test alone.
         let found = |from: usize, length, is_written| unsafe {

@@ -24,7 +24,7 @@ use super::{Job, Test};
 use crate::interrupt::{self, Ending};
 use crate::output::{complain, count, say};
 use crate::transfer::network::refusal;
-use crate::transfer::peers::{Accepting, LEAST, Peer, Peers, refuse};
+use crate::transfer::peers::{Accepting, BACKLOG, LEAST, Peer, Peers, refuse};
 
 /// Prefix of the private data of a request.
 const MAGIC: &[u8; 8] = b"polyprf2";
@@ -393,7 +393,7 @@ pub(super) fn listen(
     is_json: bool,
 ) -> anyhow::Result<()> {
     let rig = Rig::open(device)?;
-    let listener = Connector::of(&rig.context)?.listen(at, 0)?;
+    let listener = Connector::of(&rig.context)?.listen(at, BACKLOG)?;
     if is_json {
         say!("{}", json!({ "listening": listener.address() }))?;
     } else {

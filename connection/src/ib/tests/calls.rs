@@ -73,7 +73,8 @@ fn a_destroyed_connection_ends_as_its_state_demands() {
         (State::MraReqSent, Some("REJ"), None),
         (State::RepRcvd, Some("REJ"), None),
         (State::MraRepSent, Some("REJ"), None),
-        (State::RepSent, Some("REJ"), Some(State::TimeWait)),
+        // The peer has proven nothing yet, and may not exist.
+        (State::RepSent, Some("REJ"), None),
         (State::MraRepRcvd, Some("REJ"), Some(State::TimeWait)),
         (State::Established, Some("DREQ"), Some(State::DreqSent)),
         (State::DreqRcvd, Some("DREP"), Some(State::TimeWait)),
