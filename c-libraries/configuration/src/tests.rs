@@ -1,5 +1,7 @@
 use std::net::IpAddr;
 
+use polyverbs_wire::layout::Octets;
+
 use super::*;
 
 #[track_caller]
@@ -119,7 +121,10 @@ fn a_device_is_parsed_from_one_argument() {
     assert_eq!(device.limits[&"max_qp".parse().unwrap()], 3);
     for (wrong, why) in [
         ("name", "not of the form key=value"),
-        ("transport=ib", "transport is roce or iwarp, not ib"),
+        (
+            "transport=ib",
+            "transport is roce, iwarp or infiniband, not ib",
+        ),
         ("address=here", "here is no IP address"),
         ("wire=maybe", "wire is yes or no, not maybe"),
         ("crc=maybe", "crc is yes or no, not maybe"),
@@ -204,4 +209,30 @@ fn faults_apply_to_devices_with_links() {
     assert!(configuration.set_link_layer(LinkLayer::Infiniband).is_err());
     let gone = configuration.named("ib0").unwrap_err();
     assert_eq!(gone.message, "no device is named ib0; there are iw0");
+}
+
+#[test]
+fn a_program_at_a_node_has_the_adapter_of_the_node_only() {
+    let mut configuration = Configuration::standard();
+    assert_eq!(configuration.adapter(), "fabric0");
+    configuration.be_at_node();
+    configuration.devices[0].guid = Some(Octets([1, 2, 3, 4, 5, 6, 7, 8]));
+    assert_eq!(configuration.adapter(), "ib0");
+    let [adapter] = &*configuration.devices else {
+        panic!("{configuration:?}");
+    };
+    assert_eq!(adapter.guid(), [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(
+        (adapter.link_layer(), adapter.lid()),
+        (LinkLayer::Infiniband, None)
+    );
+    let text = configuration.to_text().unwrap();
+    assert_eq!(Configuration::parse(&text).unwrap(), configuration);
+    let wireless = Configuration::parse(
+        "[[device]]\nname = \"a\"\ntransport = \"infiniband\"\nwire = false\n",
+    );
+    assert_eq!(
+        wireless.unwrap_err().message,
+        "a: a device in a fabric has a wire"
+    );
 }

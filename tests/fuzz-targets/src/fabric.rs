@@ -32,7 +32,7 @@ fn topology(text: &str) {
 
 fn members(octets: &[u8]) {
     let mut script = Script::new(octets);
-    let mut fabric = Fabric::new(&TOPOLOGY.parse().expect("a topology"), 1);
+    let mut fabric = Fabric::new(&TOPOLOGY.parse().expect("a topology"), 0);
     let attach = |fabric: &mut Fabric, at: usize| fabric.attach(NAMES[at], 1).expect("a port");
     let mut members = [0, 1].map(|at| attach(&mut fabric, at));
     let mut now = Duration::ZERO;
@@ -52,6 +52,13 @@ fn members(octets: &[u8]) {
                 fabric.set_link(End { node: 0, port }, script.octet().is_multiple_of(2));
             }
             5..=7 => drop(fabric.register(member, &registration(&mut script))),
+            8 => drop(fabric.carry(member)),
+            9 => {
+                let notices: Vec<_> = std::iter::from_fn(|| fabric.poll_notice(now)).collect();
+                if let Some((id, notice)) = notices.into_iter().next() {
+                    fabric.keep_notice(id, notice);
+                }
+            }
             _ => drop(fabric.send(member, &outgoing(&mut script), now)),
         }
         fabric.expire(now);
