@@ -341,12 +341,20 @@ impl Lease {
                 if !connection.has_gone() {
                     return true;
                 }
-                // A process with too many connections closes the oldest.
+                // A process with too many connections closes the oldest, and one that is ending closes its name last. The new
+                // connection tells one from the other.
                 let name = self.group.options.range(*range);
-                if !connection.is_to_holder(&name) {
-                    gone.push(*range);
+                match connection.again(&name, &self.group.options.admission) {
+                    Some(new) => {
+                        let _ = self.inbox.watch(&new);
+                        *connection = new;
+                        true
+                    }
+                    None => {
+                        gone.push(*range);
+                        false
+                    }
                 }
-                false
             });
             gone.into_iter().for_each(|range| take(Mail::Gone(range)));
         }
@@ -375,10 +383,17 @@ impl Lease {
             return self.send(range, message);
         };
         let sent = connection.send(message, &[]).map_err(HandError::from);
-        if matches!(sent, Err(HandError::Nobody)) {
-            connections.remove(&range);
+        if !matches!(sent, Err(HandError::Nobody)) {
+            return sent;
         }
-        sent
+        let options = &self.group.options;
+        let new = connection.again(&options.range(range), &options.admission);
+        connections.remove(&range);
+        let new = new.ok_or(HandError::Nobody)?;
+        new.send(message, &[])?;
+        let _ = self.inbox.watch(&new);
+        connections.insert(range, new);
+        Ok(())
     }
 
     /// Returns whether processes of a user may belong to the group.

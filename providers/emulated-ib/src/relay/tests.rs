@@ -1,5 +1,5 @@
 //! A device with a shared receive queue, and a process that sends it requests for a target. The process is a lease of the test,
-//! so the test decides what is sent again, and when the process ends.
+//! so the test decides which requests it repeats, and when the process ends.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;

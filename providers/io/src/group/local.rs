@@ -120,11 +120,11 @@ impl Connection {
         !self.receive(&mut []).is_err_and(|error| is_passing(&error))
     }
 
-    /// Returns whether the process at the other end, which has closed this connection, holds this name.
-    pub(crate) fn is_to_holder(&self, name: &str) -> bool {
-        let process = |peer: libc::ucred| peer.pid;
-        let closed = sys::peer(self.0.as_fd()).map(process);
-        matches!((closed, holder(name).map(process)), (Ok(closed), Some(held)) if closed == held)
+    /// Connects again to the process at the other end, which has closed this connection; `None` if it does not hold this name.
+    pub(crate) fn again(&self, name: &str, admission: &Admission) -> Option<Self> {
+        let process = |one: &Self| sys::peer(one.0.as_fd()).ok().map(|peer| peer.pid);
+        let new = Self::to(name, admission).ok()?;
+        (process(&new)? == process(self)?).then_some(new)
     }
 
     /// Receives the next message and the descriptors that accompany it.
