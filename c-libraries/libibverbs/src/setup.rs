@@ -28,7 +28,7 @@ fn is_apart() -> bool {
     // SAFETY: numbers and pointers, for which zero is a value.
     let mut file: libc::Dl_info = unsafe { std::mem::zeroed() };
     let mut namespace: libc::Lmid_t = 0;
-    // SAFETY: an address of this library, and room for what is asked; the linker looks for the file in the namespace of its caller.
+    // SAFETY: an address of this library, and room for both answers. The linker looks for the file in the namespace of its caller.
     unsafe {
         if libc::dladdr(own as *const libc::c_void, &raw mut file) == 0 {
             return false;

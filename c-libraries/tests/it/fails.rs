@@ -325,7 +325,7 @@ fn each_call_that_a_rule_can_name_is_a_function_of_the_library() {
 }
 
 #[test]
-fn a_program_over_the_systems_library_has_its_devices_and_faults() {
+fn the_systems_devices_fail_by_rules_too() {
     // Another copy of this library takes the place of the system's, with its default devices.
     let system = test_kit::libraries::built();
     let program = compile_in("fails-over-system", "fails");

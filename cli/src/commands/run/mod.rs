@@ -202,7 +202,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .env(ROOT_VARIABLE, &root);
     }
     let rules = match configuration.fail.take() {
-        // Somebody has to remove the folder after the program.
+        // The command removes the folder after the program, which has no library that does.
         None => is_over_system.then(Faults::new),
         rules => rules,
     };
