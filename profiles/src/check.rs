@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use polyverbs::capability::{FeatureBits, Shortfall};
+use polyverbs::capability::Shortfall;
 use polyverbs::{Limit, Requirements, Transport};
 use serde::Deserialize;
 use toml::Spanned;
@@ -34,10 +34,21 @@ pub struct Wanted {
 /// Whether a program would run on the devices of a profile.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// What the devices lack; `None` if they lack nothing.
+    /// The missing features and limits, as far as they are known; `None` if nothing is known to be missing.
     pub shortfall: Option<Shortfall>,
     /// The requirements of the program that no fact of the profile is about.
     pub unknown: Vec<String>,
+}
+
+impl Answer {
+    /// Whether the program would run; `None` if that depends on unknown facts.
+    pub fn runs(&self) -> Option<bool> {
+        match (&self.shortfall, &*self.unknown) {
+            (Some(_), _) => Some(false),
+            (None, []) => Some(true),
+            (None, _) => None,
+        }
+    }
 }
 
 impl Wanted {
@@ -80,13 +91,22 @@ impl Wanted {
 
     /// Returns the requirements by which a program opens a device.
     pub fn requirements(&self) -> Requirements {
+        self.without(&[])
+    }
+
+    /// Returns the requirements without those of these names.
+    fn without(&self, names: &[String]) -> Requirements {
+        let is_kept = |name: &str| !names.iter().any(|known| known == name);
         let mut all = Requirements::new();
         if let Some(transport) = self.transport {
             all = all.transport(transport);
         }
-        let bits = self.needs.iter().map(Ability::bits);
-        all = bits.fold(all, |all, bits: FeatureBits| all.needs_bits(bits));
-        let limits = self.limits.iter();
+        let needs = self.needs.iter().filter(|it| is_kept(&it.to_string()));
+        all = needs.fold(all, |all, ability| all.needs_bits(ability.bits()));
+        let limits = self
+            .limits
+            .iter()
+            .filter(|(limit, _)| is_kept(limit.name()));
         limits.fold(all, |all, &(limit, value)| all.at_least(limit, value))
     }
 
@@ -95,13 +115,14 @@ impl Wanted {
     /// # Errors
     /// The profile has no attributes, because no device can be made of it.
     pub fn check(&self, profile: &Profile) -> Result<Answer, ProfileDeviceError> {
-        let checked = self.requirements().check(&profile.attributes()?);
         let needs = self.needs.iter().map(Ability::to_string);
         let limits = self.limits.iter().map(|(limit, _)| limit.name().to_owned());
         let unknown = needs.chain(limits).filter(|name| profile.is_unknown(name));
+        let unknown: Vec<_> = unknown.collect();
+        let checked = self.without(&unknown).check(&profile.attributes()?);
         Ok(Answer {
             shortfall: checked.err(),
-            unknown: unknown.collect(),
+            unknown,
         })
     }
 }

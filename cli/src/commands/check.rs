@@ -13,7 +13,8 @@ use crate::output::{AlreadyReported, BOLD, DIM, print_json, say, width, wrapped}
 
 /// Answer for each class of real devices whether a program would run there
 ///
-/// The file says what the program requires. No device is opened. The command fails if the program would not run on all.
+/// The file says what the program requires. No device is opened. The command fails if a class of devices is known not to suffice;
+/// unknown facts are listed.
 #[derive(clap::Args)]
 #[command(after_help = "\
 REQUIREMENTS is TOML:
@@ -83,9 +84,10 @@ fn missing(answer: &Answer) -> Vec<String> {
 }
 
 fn tell(profile: &Profile, answer: &Answer) -> anyhow::Result<()> {
-    let mut said = match missing(answer) {
-        missing if missing.is_empty() => "runs".to_owned(),
-        missing => missing.join("; "),
+    let mut said = match answer.runs() {
+        Some(true) => "runs".to_owned(),
+        Some(false) => missing(answer).join("; "),
+        None => "may run".to_owned(),
     };
     if !answer.unknown.is_empty() {
         said = format!("{said} (not known: {})", answer.unknown.join(", "));
@@ -101,7 +103,7 @@ fn tell(profile: &Profile, answer: &Answer) -> anyhow::Result<()> {
 fn to_json(profile: &Profile, answer: &Answer) -> serde_json::Value {
     json!({
         "profile": profile.name,
-        "runs": answer.shortfall.is_none(),
+        "runs": answer.runs(),
         "missing": missing(answer),
         "unknown": answer.unknown,
     })

@@ -97,9 +97,16 @@ fn requirements_are_answered_without_a_device() {
         "{runs:?}"
     );
     let lacks = wanted.check(&profile("amd-ionic")).unwrap();
-    let told = lacks.shortfall.unwrap().to_string();
+    let told = lacks.shortfall.as_ref().unwrap().to_string();
     assert!(told.starts_with("amd-ionic: lacks SRQ"), "{told}");
-    assert_eq!(lacks.unknown, ["max_mr"]);
+    assert_eq!(
+        (lacks.runs(), &*lacks.unknown),
+        (Some(false), &["max_mr".to_owned()][..])
+    );
+    assert!(!told.contains("max_mr"), "{told}");
+    // Only unknown facts are in the way.
+    let lx = wanted.check(&profile("mellanox-cx4-lx")).unwrap();
+    assert_eq!(lx.runs(), None);
 }
 
 #[test]
