@@ -343,7 +343,7 @@ fn the_command_installs_itself_with_its_libraries() {
     assert!(page("polyverbs.1").contains(".SH SUBCOMMANDS"));
     assert!(page("polyverbs-ping.1").contains("No program"));
     assert!(page("polyverbs-rds-send.1").contains("all of them"));
-    assert_eq!(fs::read_dir(&pages).unwrap().count(), 31);
+    assert_eq!(fs::read_dir(&pages).unwrap().count(), 32);
     for script in [
         "bash-completion/completions/polyverbs",
         "fish/vendor_completions.d/polyverbs.fish",
