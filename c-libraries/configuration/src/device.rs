@@ -263,7 +263,10 @@ impl Device {
                     socket: place.socket,
                     node: place.node,
                 });
-                return Ok(emulated::device("ib0", &EmulatedOptions { fabric, ..options })?);
+                return Ok(emulated::device(
+                    "ib0",
+                    &EmulatedOptions { fabric, ..options },
+                )?);
             }
         };
         if let Some(chosen) = &self.profile {

@@ -69,7 +69,11 @@ fn unnamed_file() -> io::Result<OwnedFd> {
     let name = format!("rdma-{:016x}", crate::random::random());
     let path = std::env::temp_dir().join(name);
     let mut options = std::fs::OpenOptions::new();
-    let file = options.read(true).write(true).create_new(true).open(&path)?;
+    let file = options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file.into())
 }
