@@ -112,7 +112,7 @@ fn a_program_reads_the_present_state_of_its_port() {
          '{command}' fabric error --socket '{socket}' B 1 integrity; cat {state} {counter}"
     );
     let run = [
-        "run", "--fabric", socket, "--node", "B", "sh", "-c", &script,
+        "run", "--fabric", socket, "--node", "B", "/bin/sh", "-c", &script,
     ];
     assert_eq!(text(&run), "2: INIT\n0\n1: DOWN\n1\n");
 }

@@ -484,7 +484,7 @@ fn supervised(rules: &str, program: &[&str]) -> (Option<i32>, Vec<String>) {
 
 /// A shell command that notes these lines in the log, which the configuration names.
 fn noting(lines: &str) -> String {
-    let find = "LOG=$(echo \"$POLYVERBS_CONFIG\" | sed -n 's/^fail-log = \"\\(.*\\)\"$/\\1/p')";
+    let find = r#"LOG=${POLYVERBS_CONFIG#*fail-log = \"}; LOG=${LOG%%\"*}"#;
     format!("{find}; printf '{lines}' >> \"$LOG\"")
 }
 
@@ -493,7 +493,7 @@ fn each_rule_is_told_with_how_often_it_has_fired() {
     let note = noting(
         "reg_mr@2:EIO  # rule 1, process 7\\nreg_mr@3:EIO  # rule 1, process 7\\nwc@1:lost  # rule 2, process 8\\n",
     );
-    let told = supervised("reg_mr@2+:EIO; wc@1:lost", &["sh", "-c", &note]);
+    let told = supervised("reg_mr@2+:EIO; wc@1:lost", &["/bin/sh", "-c", &note]);
     let lines = [
         "polyverbs: fault 1, reg_mr@2+:EIO: fired 2 times",
         "polyverbs: fault 2, wc@1:lost: fired once",
@@ -506,9 +506,9 @@ fn a_rule_that_never_fired_fails_a_run_that_succeeded() {
     let never = "polyverbs: fault 1, reg_mr:EIO: never fired".to_owned();
     let told = supervised("reg_mr:EIO", &["true"]);
     assert_eq!(told, (Some(125), vec![never.clone()]));
-    let told = supervised("reg_mr:EIO", &["sh", "-c", "exit 3"]);
+    let told = supervised("reg_mr:EIO", &["/bin/sh", "-c", "exit 3"]);
     assert_eq!(told, (Some(3), vec![never.clone()]), "its own status");
-    let told = supervised("reg_mr:EIO", &["sh", "-c", "kill -KILL $$"]);
+    let told = supervised("reg_mr:EIO", &["/bin/sh", "-c", "kill -KILL $$"]);
     assert_eq!(told, (Some(128 + 9), vec![never]), "as a shell says it");
 }
 
@@ -517,7 +517,7 @@ fn a_signal_to_the_command_reaches_the_supervised_program() {
     // The program ends only if the signal comes back to it.
     let waits = "sleep 60 >/dev/null 2>&1 & trap \"kill $!; exit 7\" TERM";
     let program = format!("{waits}; kill -TERM $PPID; wait; exit 1");
-    let (status, _) = supervised("reg_mr:EIO", &["sh", "-c", &program]);
+    let (status, _) = supervised("reg_mr:EIO", &["/bin/sh", "-c", &program]);
     assert_eq!(status, Some(7));
 }
 

@@ -40,8 +40,7 @@ use crate::output::{complain, print};
 A DEVICE is the name of one that there would be, or describes a new one by
 settings with commas between them:
   name=NAME                         ib0, ib1 … unless set
-  transport=roce|iwarp|infiniband   roce unless set; infiniband is the adapter
-                                    of the program's node in a fabric
+  transport=roce|iwarp|infiniband   roce unless set; infiniband: in a fabric
   address=ADDRESS                   127.0.0.1 unless set
   link-layer=ethernet|infiniband    what the port of a RoCE device reports
   fault=FAULTS                      as --fault

@@ -211,8 +211,8 @@ impl Rig {
         let [a, b] = ["A", "B"].map(|node| End::new(&name, node));
         held.manage();
         for end in [&a, &b] {
-            until(|| end.port().state == PortState::Active);
-            while end.context.poll_event().is_some() {}
+            // It is the last event of the configuration.
+            while end.next_event() != EventType::PortActive {}
         }
         a.connect(b.qp.endpoint().unwrap(), timeout);
         b.connect(a.qp.endpoint().unwrap(), timeout);
