@@ -175,7 +175,7 @@ fn spdk_3069_waits_for_more_reads_than_there_are() {
     let memory = Memory::zeroed(4096).unwrap();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let region = program.pd.register(&memory, rights).wait().unwrap();
-    // The target has a request of so many reads. In each turn it posts what has a place, and polls; it gives up after some turns,
+    // The target has a request of so many reads. In each turn it posts the reads that have a place, and polls; it gives up after some turns,
     // which stand for "for ever".
     let serve = |in_parts: bool| {
         let mut left = entries;

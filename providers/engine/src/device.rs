@@ -66,7 +66,7 @@ pub struct DeviceOptions {
     pub qp_numbers: (u32, u32),
 }
 
-/// What a device reports in place of what it is, so that it looks like a device of another kind. What is `None` stays.
+/// What a device reports in place of what it is, so that it looks like a device of another kind. A field that is `None` changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Appearance {
     /// The vendor and the model.

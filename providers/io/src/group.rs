@@ -342,7 +342,7 @@ impl Lease {
                     return true;
                 }
                 // A process with too many connections closes the oldest, and one that is ending closes its name last. The new
-                // connection tells one from the other.
+                // connection shows which it is.
                 let name = self.group.options.range(*range);
                 match connection.again(&name, &self.group.options.admission) {
                     Some(new) => {

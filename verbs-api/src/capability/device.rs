@@ -411,7 +411,7 @@ pub struct ExtensionFeatures {
     pub limits: Vec<(&'static str, u64)>,
 }
 
-/// What tells one model of devices from others: its vendor, and the versions of its hardware and firmware.
+/// The identity of a model of devices: its vendor, and the versions of its hardware and firmware.
 ///
 /// A program should ask for features and limits rather than for a model. Its bug reports should state the model.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

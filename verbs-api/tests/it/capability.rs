@@ -517,7 +517,7 @@ fn errors_of_verbs_convert_with_the_question_mark() {
 }
 
 #[test]
-fn operations_are_there_only_with_a_type_of_queue_pairs_for_them() {
+fn operations_need_a_queue_pair_type_that_has_them() {
     let mut attributes = mock::attributes("datagrams");
     let one_sided = Baseline::READ | Baseline::ATOMICS | Baseline::WRITE;
     assert!(Baseline::of(&attributes).contains(one_sided));
