@@ -9,6 +9,8 @@ use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::ptr;
 
+use polyverbs_layer::CM_EVENTS;
+
 use crate::abi::{
     IbvAhAttr, IbvAsyncEvent, IbvDevice, IbvDmahInitAttr, IbvGid, IbvMr, IbvMrInitAttr,
     IbvPortAttr, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, wr_opcode,
@@ -543,29 +545,6 @@ fn address(out: &mut String, at: u64) {
     }
     pointer(out, at);
 }
-
-const CM_EVENTS: [&str; 20] = [
-    "ADDR_RESOLVED",
-    "ADDR_ERROR",
-    "ROUTE_RESOLVED",
-    "ROUTE_ERROR",
-    "CONNECT_REQUEST",
-    "CONNECT_RESPONSE",
-    "CONNECT_ERROR",
-    "UNREACHABLE",
-    "REJECTED",
-    "ESTABLISHED",
-    "DISCONNECTED",
-    "DEVICE_REMOVAL",
-    "MULTICAST_JOIN",
-    "MULTICAST_ERROR",
-    "ADDR_CHANGE",
-    "TIMEWAIT_EXIT",
-    "ADDRINFO_RESOLVED",
-    "ADDRINFO_ERROR",
-    "USER",
-    "INTERNAL",
-];
 
 // `rdma_cm_event` begins with the identifier and the listener; then event and status follow.
 fn cm_event(out: &mut String, at: &u64) {

@@ -108,7 +108,7 @@ pub const LIBRARY_CALLS: &[&str] = &[
 ];
 
 /// The events of the connection manager (`librdmacm`), by code, without `RDMA_CM_EVENT_`.
-pub const CM_EVENTS: [&str; 16] = [
+pub const CM_EVENTS: [&str; 20] = [
     "ADDR_RESOLVED",
     "ADDR_ERROR",
     "ROUTE_RESOLVED",
@@ -125,6 +125,10 @@ pub const CM_EVENTS: [&str; 16] = [
     "MULTICAST_ERROR",
     "ADDR_CHANGE",
     "TIMEWAIT_EXIT",
+    "ADDRINFO_RESOLVED",
+    "ADDRINFO_ERROR",
+    "USER",
+    "INTERNAL",
 ];
 
 pub(super) type Named<T> = (&'static str, T);
