@@ -301,6 +301,8 @@ impl Fabric {
         }
         let version = self.subnet.version();
         while let Some((id, at)) = self.untold() {
+            // The pause before the next notices follows changes that show nothing, too.
+            self.told = Some(now);
             let mut notice = self.notice(at)?;
             let device = self.members.get_mut(&id)?.device.as_mut()?;
             device.version = Some(version);
@@ -310,7 +312,6 @@ impl Fabric {
             }
             device.told = Some(notice.clone());
             notice.events = events;
-            self.told = Some(now);
             return Some((id, notice));
         }
         None

@@ -184,12 +184,12 @@ impl Process {
             }
             return;
         }
+        // Without a socket for the reply a request is not carried out: one with a socket ends the program's turn.
+        let Some(to) = message.attached else { return };
         if let Some((node, path)) = decode_file_request(&message.bytes) {
             let text = self.file(node, path).unwrap_or_default();
-            if let Some(to) = message.attached {
-                let parts = [IoSlice::new(text.as_bytes())];
-                let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
-            }
+            let parts = [IoSlice::new(text.as_bytes())];
+            let _ = sockets::send(to.as_fd(), &parts, None, SendFlags::DONTWAIT);
             return;
         }
         // A program that sends something else gets no reply, as the end of its own socket shows.
@@ -201,7 +201,7 @@ impl Process {
             request => self.fulfil(token, request).map(|reply| (reply, None)),
         }
         .unwrap_or_else(|refusal| (Reply::Refused(errno(refusal)), None));
-        if let (Some(to), Ok(text)) = (message.attached, serde_json::to_vec(&reply)) {
+        if let Ok(text) = serde_json::to_vec(&reply) {
             let parts = [IoSlice::new(&text)];
             let attached = counters.as_ref().map(|it| it.as_fd());
             let _ = sockets::send(to.as_fd(), &parts, attached, SendFlags::DONTWAIT);

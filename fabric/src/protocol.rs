@@ -226,7 +226,7 @@ pub const INLINE: usize = 4096;
 /// The length of the longest message of several segments.
 pub const LONGEST: usize = 16 << 20;
 /// The most routes of a notice, so that it is no longer than a message may be.
-pub const MOST_ROUTES: usize = 2048;
+pub const MOST_ROUTES: usize = 1792;
 /// The length of a message that carries no MAD, at most.
 pub const LONGEST_REQUEST: usize = 64 << 10;
 /// The length of the front of a message with a MAD, before the MAD itself.

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use polyverbs_engine::effects::Effects;
-use polyverbs_engine::link::{Deliver, Exchange, Frame, Link, SharedLink};
+use polyverbs_engine::link::{Deliver, Exchange, Frame, Link, Note, SharedLink};
 use polyverbs_engine::management::{Arrival, Handled, ManagementAgents, PortChange};
 use polyverbs_engine::time::Time;
 use polyverbs_fabric::attachment::{Attachment, News, Notice};
@@ -284,6 +284,11 @@ impl Link<Header> for FabricLink {
         self.link.exchange(self.carrier_of(to)?, qpn)
     }
 
+    fn is_crowded(&self, to: LinkAddress, qpn: u32) -> bool {
+        let carrier = self.carrier_of(to);
+        carrier.is_some_and(|to| self.link.is_crowded(to, qpn))
+    }
+
     fn send(&self, frame: Frame<'_, Header>, now: Time) {
         let to = self.carrier_of(frame.to);
         let own = self.own();
@@ -342,6 +347,11 @@ impl Deliver<Header> for Arriving<'_> {
         }
         let from = LinkAddress::Lid(lid);
         self.network.deliver(Frame { from, ..frame }, now);
+    }
+
+    // Notes come from processes at the device's own address, by which the network finds the device.
+    fn deliver_note(&self, at: LinkAddress, note: Note<'_>, now: Time) {
+        self.network.deliver_note(at, note, now);
     }
 }
 

@@ -91,15 +91,16 @@ impl<D: Driver> Qp<D> {
     }
 
     pub(super) fn apply(&self, given: &QpAttributes) -> Result<(), VerbError> {
+        let driver = self.device.driver();
+        if let Some(path) = &given.ah_attr {
+            // The driver may ask another process, so no lock is held.
+            driver.check_path(path)?;
+        }
         let mut changing = self.cold.changing.lock();
         if changing.destroyed {
             return Err(VerbError::InvalidHandle(ObjectKind::Qp));
         }
-        let driver = self.device.driver();
         let port = self.device.port_attributes();
-        if let Some(path) = &given.ah_attr {
-            driver.check_path(path)?;
-        }
         let last = port.pkeys.len() as u64 - 1;
         if let Some(index) = given.pkey_index.filter(|&index| u64::from(index) > last) {
             return Err(out_of_range("pkey_index", index, 0u8, last));
