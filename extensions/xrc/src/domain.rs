@@ -221,7 +221,10 @@ impl Domain {
         let removed = contents.srqs.remove(&number);
         contents.release();
         drop(contents);
-        drop(removed);
+        // Targets may still know the queue, and would drop it with a lock held.
+        if let Some((_, target)) = removed {
+            target.end();
+        }
     }
 
     pub(crate) fn add_target(&self, qpn: u32, shared: Arc<SharedTarget>) {

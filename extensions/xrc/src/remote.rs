@@ -243,10 +243,13 @@ pub(crate) fn handle_message(domain: &Domain, from: u32, bytes: &[u8]) {
                 qpn,
             };
             let target = domain.find_target(qpn);
-            if target.is_some_and(|target| target.add_remote(from, token, Arc::new(reports))) {
-                *domain.remote.kept.lock() = domain.shared();
+            match target.is_some_and(|target| target.add_remote(from, token, Arc::new(reports))) {
+                true => {
+                    *domain.remote.kept.lock() = domain.shared();
+                    answer(domain, from, token, qpn);
+                }
+                false => domain.send_message(from, &message(STATE, token, qpn, NONE)),
             }
-            answer(domain, from, token, qpn);
         }
         QUERY => answer(domain, from, token, qpn),
         CLOSE => close(domain, |process, known| (process, known) == (from, token)),

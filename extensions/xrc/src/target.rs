@@ -7,6 +7,9 @@ use verbs_api::event::{EventSubject, EventType};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, Mutex, QpOps};
 
+/// The most handles that other processes have of a target.
+const MOST_REMOTE: usize = 4096;
+
 /// A target's queue pair and its handles. The queue pair is destroyed with the last handle.
 #[derive(Default)]
 pub(crate) struct SharedTarget(Mutex<Parts>);
@@ -59,15 +62,15 @@ impl SharedTarget {
         parts.end()
     }
 
-    /// Adds a handle of another process, unless the target is being destroyed. Returns whether it was added.
+    /// Adds a handle of another process, unless the target is being destroyed or has too many. Returns whether it was added.
     pub(crate) fn add_remote(&self, of: u32, token: u64, events: Arc<dyn EventSink>) -> bool {
         let mut parts = self.0.lock();
-        if parts.real.is_none() {
-            return false;
-        }
         parts
             .remote
             .retain(|(process, known, _)| (*process, *known) != (of, token));
+        if parts.real.is_none() || parts.remote.len() >= MOST_REMOTE {
+            return false;
+        }
         parts.remote.push((of, token, events));
         true
     }

@@ -106,7 +106,10 @@ pub(crate) fn keep(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Pay
     let Some(waiting) = &relay.waiting else {
         return false;
     };
-    if header.psn == waiting.header.psn && !waiting.repeats {
+    let end = psn_after(&waiting.header, waiting.payload.len(), mtu_shift);
+    let is_from_begin = header.psn.distance_from(waiting.header.psn) >= 0;
+    // The initiator repeats the request, or the rest of a read.
+    if is_from_begin && header.psn.distance_from(end) < 0 {
         half.counters.duplicates += 1;
         ask(qp, half);
         return true;
@@ -117,15 +120,20 @@ pub(crate) fn keep(qp: &Qp, half: &mut Receiving, header: &Header, payload: &Pay
         half.counters.dropped += 1;
         return true;
     }
-    let length = match header.body {
-        Body::ReadRequest(_, length) => length.into(),
-        Body::Send(..) | Body::Write(..) => payload.len() as u64,
-        _ => 0,
-    };
-    relay.next = header.psn.plus(packets(length, mtu_shift));
+    relay.next = psn_after(header, payload.len(), mtu_shift);
     relay.later_bytes += payload.len();
     relay.later.push_back((*header, payload.to_vec()));
     true
+}
+
+/// The PSN of the request after this packet, whose payload has so many bytes.
+fn psn_after(header: &Header, payload: usize, mtu_shift: u8) -> Psn {
+    let length = match header.body {
+        Body::ReadRequest(_, length) => length.into(),
+        Body::Send(..) | Body::Write(..) => payload as u64,
+        _ => 0,
+    };
+    header.psn.plus(packets(length, mtu_shift))
 }
 
 /// Sends a request to the process that executes it. Its answer is sent when the outcome has come back.
@@ -137,14 +145,9 @@ pub(crate) fn begin<'p>(
     repeats: Repeats,
 ) -> Answer<'p> {
     let repeats = matches!(repeats, Repeats::Yes);
-    let length = match header.body {
-        Body::ReadRequest(_, length) => length.into(),
-        Body::Send(..) | Body::Write(..) => payload.len() as u64,
-        _ => 0,
-    };
     let next = match repeats {
         true => half.driver.expected,
-        false => header.psn.plus(packets(length, half.driver.mtu_shift)),
+        false => psn_after(header, payload.len(), half.driver.mtu_shift),
     };
     let rest = &mut half.driver.rest;
     let relay = rest.relay.get_or_insert_with(|| Box::new(Relay::new()));

@@ -651,14 +651,15 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     }
 }
 
-// Returns whether the answer is late because the peer's process or this one has not had a processor: frames in shared
-// memory are not lost.
+// Returns whether the answer is late because the peer's process or this one has not had a processor, or because frames wait for
+// room: frames in shared memory are not lost while the peer's process exists.
 fn is_late(qp: &Qp, half: &mut Sending) -> bool {
     let rest = &mut *half.driver.rest;
     let link = qp.device.network().link().zip(rest.peer_address);
     let found = link.and_then(|(link, to)| link.exchange(to, rest.peer_qpn));
     rest.unread = found.and_then(|now| Unread::next(rest.unread, now));
-    rest.unread.is_some()
+    let is_here = found.is_some();
+    rest.unread.is_some() || is_here && frame::is_crowded(qp, rest.peer_address, rest.peer_qpn)
 }
 
 // Goes back to the oldest unacknowledged frame because a timer has expired.
@@ -797,11 +798,9 @@ fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
             }
         }
         let is_paced = qp.qp_type == QpType::Rc;
-        if is_paced && waits_for_room(qp, half, cx) {
-            break;
-        }
+        // It begins even if it has to wait for room, so that its retries end if the peer's process has gone.
         start(qp.qp_type, half, index);
-        let full = is_paced && is_full(qp, half, index);
+        let full = is_paced && (waits_for_room(qp, half, cx) || is_full(qp, half, index));
         if full || !step(qp, half, index, cx) {
             break;
         }

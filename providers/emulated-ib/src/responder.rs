@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::Duration;
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
@@ -148,6 +147,8 @@ struct Framed {
     waiting: VecDeque<Header>,
     /// How many bytes of the answer to the first waiting request have been sent.
     left: usize,
+    /// Whether a timer goes on with the waiting requests.
+    is_paced: bool,
     served: VecDeque<Served>,
     recent: Recent,
 }
@@ -883,10 +884,10 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
     Progress::All
 }
 
-/// Returns whether the answer to a long read is being sent in parts, the next of which leave later.
+/// Returns whether the waiting requests go on later: the answer to a long read is sent in parts, or frames wait for room.
 fn is_paced(half: &Receiving) -> bool {
     let framed = half.driver.rest.framed.as_ref();
-    framed.is_some_and(|framed| framed.left > 0)
+    framed.is_some_and(|framed| framed.is_paced)
 }
 
 // Serves the waiting reads and atomics of a queue pair.
@@ -897,27 +898,31 @@ fn serve_queue_pair(qp: &QpRef, now: Time) {
 }
 
 fn serve_next(qp: &QpRef, now: Time) {
-    let (to, peer_qpn) = {
-        let rest = &qp.responder().driver.rest;
-        (rest.peer_address, rest.peer_qpn)
-    };
-    if frame::is_crowded(qp, to, peer_qpn) {
-        return serve_after(qp, now, CROWDED_FOR);
-    }
-    let progress = Cx::run(&qp.device, Some(now), |cx| {
-        serve_some(qp, &mut qp.responder(), READ_AT_ONCE, cx)
+    let wait = Cx::run(&qp.device, Some(now), |cx| {
+        let half = &mut *qp.responder();
+        let rest = &half.driver.rest;
+        let has_ended = matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err);
+        let has_waiting = !has_ended && rest.next_waiting().is_some();
+        let is_crowded = has_waiting && frame::is_crowded(qp, rest.peer_address, rest.peer_qpn);
+        let wait = match is_crowded {
+            true => Some(CROWDED_FOR),
+            // The rest of a long response leaves later, so that other queue pairs are served meanwhile.
+            false => {
+                let progress = serve_some(qp, half, READ_AT_ONCE, cx);
+                (progress == Progress::Some).then_some(READ_EVERY)
+            }
+        };
+        if let Some(framed) = &mut half.driver.rest.framed {
+            framed.is_paced = wait.is_some();
+        }
+        wait
     });
-    // The rest of a long response leaves later, so that other queue pairs are served meanwhile.
-    if progress == Progress::Some {
-        serve_after(qp, now, READ_EVERY);
+    if let Some(wait) = wait {
+        let me = qp.clone();
+        let go_on = move |now| serve_next(&me, now);
+        let timers = qp.device.network().timers();
+        timers.add(now.after(wait), Box::new(go_on));
     }
-}
-
-fn serve_after(qp: &QpRef, now: Time, wait: Duration) {
-    let me = qp.clone();
-    let go_on = move |now| serve_next(&me, now);
-    let timers = qp.device.network().timers();
-    timers.add(now.after(wait), Box::new(go_on));
 }
 
 /// Stores an answer for a duplicate of the request.

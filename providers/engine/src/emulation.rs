@@ -264,6 +264,12 @@ impl Target {
         Some(made)
     }
 
+    /// Ends all stand-ins, because the shared receive queue is destroyed. The caller holds no lock.
+    pub fn end(&self) {
+        let ended = std::mem::take(&mut *self.stand_ins.lock());
+        drop(ended);
+    }
+
     /// Removes the stand-ins that `which` selects, and returns them. It gets the number of the queue pair for which each
     /// stands.
     pub fn end_stand_ins<T: Any + Send + Sync>(

@@ -436,9 +436,10 @@ impl Lease {
         let mut connections = self.connections.lock();
         if let Some(connection) = connections.get(&range) {
             match connection.send(message, &[]).map_err(HandError::from) {
-                Err(HandError::Nobody) => connections.remove(&range),
+                // It stays until there is a new holder, or until `attend` has reported its end.
+                Err(HandError::Nobody) => {}
                 sent => return sent,
-            };
+            }
         }
         let options = &self.group.options;
         let connection = Connection::to(&options.range(range), &options.admission)?;

@@ -225,11 +225,11 @@ impl ShmPort {
         self.shm.door(self.range).writers.store(0, Ordering::SeqCst);
         for other in others().filter(|other| self.shm.is_touched(*other, self.range)) {
             if let Ok(ring) = self.shm.ring(other, self.range) {
-                let head = ring.word(HEAD);
-                head.store(
-                    published(&ring, head.load(Ordering::Acquire)),
-                    Ordering::Release,
-                );
+                let end = published(&ring, ring.word(HEAD).load(Ordering::Acquire));
+                // Nothing will be answered that the last holder has not answered.
+                for at in [HEAD, ANSWERED] {
+                    ring.word(at).store(end, Ordering::Release);
+                }
             }
         }
         for other in others().filter(|other| self.shm.is_touched(self.range, *other)) {

@@ -280,6 +280,8 @@ fn requests_wait_while_frames_of_others_wait_for_room() {
         ..Setup::default()
     });
     let long = ack_timeout(8).unwrap() * 100;
+    // The peer's process exists.
+    rig.wire.set_exchange(Exchange::default());
     rig.wire.set_crowded(Some(rig.b.address()));
     post_write(&rig, 1);
     rig.a
@@ -290,6 +292,20 @@ fn requests_wait_while_frames_of_others_wait_for_room() {
     rig.run_for(long);
     assert_eq!(rig.a.done(), ok([1, 2]));
     assert_eq!(rig.a.qp.counters().retransmissions, 0);
+}
+
+#[test]
+fn requests_end_when_a_peer_with_a_full_ring_has_gone() {
+    let rig = Rig::new(Setup {
+        retry_cnt: 0,
+        timeout: 8,
+        ..Setup::default()
+    });
+    rig.wire.set_crowded(Some(rig.b.address()));
+    post_write(&rig, 1);
+    rig.run_for(ack_timeout(8).unwrap() * 100);
+    assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
+    assert_eq!(rig.requests().len(), 0);
 }
 
 #[test]
