@@ -96,13 +96,13 @@ pub unsafe fn compare_exchange_u64(word: *mut u64, compare: u64, swap: u64) -> u
 
 /// Returns how many of the `len` bytes from `at` the process can read and, if `is_written`, write: all, or those before the
 /// first page that it cannot. Costs an access to each page, and changes no byte, whatever other threads write there. Call
-/// [`outlive_faults`] before, without which such a page ends the process. On processors other than x86-64 this returns `len`.
+/// [`outlive_faults`] before, without which such a page ends the process. On other systems and processors this returns `len`.
 ///
 /// # Safety
 /// What can be written is the program's own memory, not that of a device.
 #[must_use]
 pub unsafe fn accessible(at: *const u8, len: usize, is_written: bool) -> usize {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     {
         let mut done = 0;
         while done < len {
@@ -118,7 +118,7 @@ pub unsafe fn accessible(at: *const u8, len: usize, is_written: bool) -> usize {
             done += faults::PAGE - byte.addr() % faults::PAGE;
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
     let _ = (at, is_written);
     len
 }
