@@ -1,6 +1,7 @@
 //! The clock by which a layer delays answers, completions and events.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,8 @@ impl Shared {
             let job = waiting.jobs.pop_first();
             drop(waiting);
             if let Some((_, job)) = job {
-                job();
+                // A handler of the program may panic, which its panic hook reports; later jobs must run all the same.
+                let _ = catch_unwind(AssertUnwindSafe(job));
             }
             waiting = self.waiting.lock();
         }
@@ -94,8 +96,8 @@ impl Clock for RealClock {
         if needs_thread {
             let shared = Arc::clone(&self.shared);
             if start_thread("polyverbs-layer", move || shared.run()).is_err() {
-                // Without a thread the jobs run late rather than never: the next one tries again to start a thread.
-                self.shared.waiting.lock().has_thread = false;
+                // Without a thread the caller does its work: a verb that is late must be answered.
+                self.shared.run();
             }
         }
     }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use verbs_api::VerbError;
+use verbs_api::WcStatus;
 use verbs_api::completion::{Completion, Notify};
 use verbs_api::provider::{CompletionSink, CqOps, Mutex, Reply};
-use verbs_api::{WcStatus, ids::Qpn};
 
 use crate::hooks::{Arguments, Call, CompletionFate, Polled};
 use crate::object::{Object, Queue};
@@ -115,19 +115,15 @@ impl CompletionQueue {
         }
     }
 
-    /// Moves the held completions that are due to the front of `completions`; returns how many.
+    /// Moves the held completions that are due to the front of `completions`; returns how many. Those of one queue pair are due
+    /// in their order.
     fn release(held: &mut VecDeque<Held>, now: Duration, completions: &mut [Completion]) -> usize {
         let mut released = 0;
-        let mut waiting: Vec<Qpn> = Vec::new();
         let mut place = 0;
         while place < held.len() && released < completions.len() {
-            let qp_num = held[place].completion.qp_num;
-            if held[place].due > now || waiting.contains(&qp_num) {
-                waiting.push(qp_num);
+            if held[place].due > now {
                 place += 1;
-                continue;
-            }
-            if let Some(due) = held.remove(place) {
+            } else if let Some(due) = held.remove(place) {
                 completions[released] = due.completion;
                 released += 1;
             }
@@ -137,14 +133,8 @@ impl CompletionQueue {
 
     /// Whether a completion that is held could be polled now.
     fn has_due(&self) -> bool {
-        let (held, now) = (self.held.lock(), self.open.layer.clock.now());
-        let mut waiting: Vec<Qpn> = Vec::new();
-        held.iter().any(|held| {
-            let qp_num = held.completion.qp_num;
-            let is_due = held.due <= now && !waiting.contains(&qp_num);
-            waiting.push(qp_num);
-            is_due
-        })
+        let now = self.open.layer.clock.now();
+        self.held.lock().iter().any(|held| held.due <= now)
     }
 }
 
@@ -158,7 +148,7 @@ impl CqOps for CompletionQueue {
         if !self.open.is_removed() {
             self.call(Verb::PollCq)?;
         }
-        if self.open.has_overrun(&self.object) {
+        if self.object.has_overrun() {
             return Err(VerbError::CqOverrun);
         }
         let clock = &self.open.layer.clock;
@@ -176,17 +166,20 @@ impl CqOps for CompletionQueue {
                 continue;
             };
             let mut held = self.held.lock();
-            let waits = |held: &Held| held.completion.qp_num == completion.qp_num;
-            if hold.is_zero() && !held.iter().any(waits) {
+            let mut of_qp = held.iter().rev();
+            let earlier = of_qp.find(|held| held.completion.qp_num == completion.qp_num);
+            let earlier = earlier.map(|held| held.due);
+            if hold.is_zero() && earlier.is_none() {
                 completions[ready] = completion;
                 ready += 1;
                 continue;
             }
-            let due = clock.now() + hold;
+            let now = clock.now();
+            let due = now.saturating_add(hold).max(earlier.unwrap_or_default());
             held.push_back(Held { completion, due });
             drop(held);
             let notice = Arc::clone(&self.notice);
-            clock.after(hold, Box::new(move || notice.due()));
+            clock.after(due.saturating_sub(now), Box::new(move || notice.due()));
         }
         Ok(ready)
     }

@@ -52,6 +52,11 @@ pub trait Hooks: Send + Sync + 'static {
         PostFate::default()
     }
 
+    /// Told of a request that the hook has let pass, and that was not posted after all.
+    fn not_posted(&self, post: &Post<'_>) {
+        let _ = post;
+    }
+
     /// Asked for each completion that a poll has taken from the device. The hook may change it in place.
     fn completion(&self, at: &Polled<'_>, completion: &mut Completion) -> CompletionFate {
         let _ = (at, completion);

@@ -14,6 +14,7 @@ pub struct Object {
     number: u32,
     id: Option<ObjectId>,
     qp: Option<QpFacts>,
+    has_overrun: AtomicBool,
 }
 
 /// What a layer knows about a queue pair.
@@ -39,6 +40,7 @@ impl Object {
             number,
             id,
             qp: None,
+            has_overrun: AtomicBool::new(false),
         }
     }
 
@@ -66,6 +68,15 @@ impl Object {
     /// windows.
     pub const fn id(&self) -> Option<ObjectId> {
         self.id
+    }
+
+    pub(crate) fn set_overrun(&self) {
+        self.has_overrun.store(true, Ordering::Release);
+    }
+
+    /// Whether a completion queue is unusable, as after an overrun.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.has_overrun.load(Ordering::Acquire)
     }
 
     /// Returns the properties of a queue pair; `None` for other kinds.

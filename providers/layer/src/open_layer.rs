@@ -66,7 +66,6 @@ pub struct OpenLayer {
     qps: RwLock<HashMap<Qpn, Known>>,
     /// The completion queues, shared receive queues and queue pairs, which events name by identity.
     objects: RwLock<HashMap<ObjectId, Arc<Object>>>,
-    overrun: Mutex<Vec<ObjectId>>,
     is_removed: AtomicBool,
     is_closed: AtomicBool,
 }
@@ -79,7 +78,6 @@ impl OpenLayer {
             sink,
             qps: RwLock::default(),
             objects: RwLock::default(),
-            overrun: Mutex::default(),
             is_removed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
@@ -126,12 +124,7 @@ impl OpenLayer {
 
     /// Makes a completion queue unusable: each poll fails as after an overrun.
     pub fn overrun_cq(&self, object: &Object) {
-        self.overrun.lock().extend(object.id());
-    }
-
-    pub(crate) fn has_overrun(&self, cq: &Object) -> bool {
-        let overrun = self.overrun.lock();
-        cq.id().is_some_and(|id| overrun.contains(&id))
+        object.set_overrun();
     }
 
     /// Removes the device: its queue pairs are closed and go to ERR, the removal is reported, and from then on every verb
@@ -193,7 +186,6 @@ impl OpenLayer {
     pub(crate) fn forget(&self, object: &Arc<Object>) {
         if let Some(id) = object.id() {
             self.objects.write().remove(&id);
-            self.overrun.lock().retain(|known| *known != id);
         }
         if let Some(qp) = object.qp() {
             let mut qps = self.qps.write();
@@ -269,10 +261,10 @@ impl OpenLayer {
         self.later(before.delay, Box::new(then));
     }
 
-    /// Carries out a verb without arguments on an object.
+    /// Carries out a verb on an object; the hooks cannot change its arguments.
     pub(crate) fn carry_out_on<T: Send + 'static>(
         self: &Arc<Self>,
-        verb: Verb,
+        (verb, arguments): (Verb, Arguments<'_>),
         on: &Arc<Object>,
         reply: Reply<T>,
         go: impl FnOnce(Reply<T>) + Send + 'static,
@@ -281,7 +273,7 @@ impl OpenLayer {
             verb,
             open: Some(self),
             on: Some(on),
-            arguments: Arguments::None,
+            arguments,
         });
         let (open, object) = (Arc::clone(self), Arc::clone(on));
         self.carry_out(before, verb, Some(on), reply, move |reply| {
@@ -311,7 +303,7 @@ impl OpenLayer {
             }
             reply.send(result);
         });
-        self.carry_out_on(verb, on, gone, go);
+        self.carry_out_on((verb, Arguments::None), on, gone, go);
     }
 
     pub(crate) fn later(&self, delay: Duration, job: Job) {

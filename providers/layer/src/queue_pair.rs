@@ -95,16 +95,19 @@ impl QueuePair {
         }
     }
 
-    /// Asks the hooks about a request of a post.
-    fn ask(&self, verb: Verb, request: Request<'_>, index: usize, of: usize) -> PostFate {
-        self.open.ask(&Post {
-            verb,
+    /// A request of a post, as the hooks see it.
+    fn one<'a>(&'a self, request: Request<'a>, index: usize, of: usize) -> Post<'a> {
+        Post {
+            verb: match request {
+                Request::Send(_) => Verb::PostSend,
+                Request::Receive(_) => Verb::PostRecv,
+            },
             open: &self.open,
             on: &self.object,
             request,
             index,
             of,
-        })
+        }
     }
 
     /// Modifies the queue pair with each of these attributes in turn, as the hooks have answered, until one modification fails.
@@ -158,17 +161,23 @@ impl OpenLayer {
     }
 }
 
-/// Posts requests one after the other, each after the hooks were asked: requests before one that is refused are posted.
-pub(crate) fn one_by_one<R>(
-    requests: &[R],
-    ask: impl Fn(&R, usize) -> PostFate,
+/// Posts requests one after the other, each after the hooks were asked: requests before one that is refused are posted. `seen` is
+/// a request as the hooks see it.
+pub(crate) fn one_by_one<'a, R>(
+    open: &Arc<OpenLayer>,
+    requests: &'a [R],
+    seen: impl Fn(&'a R, usize) -> Post<'a>,
     post: impl Fn(&[R]) -> Posted,
 ) -> Posted {
     for (index, request) in requests.iter().enumerate() {
-        if let Some(reason) = ask(request, index).refusal {
+        let seen = seen(request, index);
+        if let Some(reason) = open.ask(&seen).refusal {
             return Err((index, reason));
         }
-        post(std::slice::from_ref(request)).map_err(|(_, reason)| (index, reason))?;
+        if let Err((_, reason)) = post(std::slice::from_ref(request)) {
+            open.layer.hooks.not_posted(&seen);
+            return Err((index, reason));
+        }
     }
     Ok(())
 }
@@ -176,37 +185,33 @@ pub(crate) fn one_by_one<R>(
 impl PostOps for QueuePair {
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Posted {
         one_by_one(
+            &self.open,
             requests,
-            |request, index| {
-                self.ask(
-                    Verb::PostSend,
-                    Request::Send(request),
-                    index,
-                    requests.len(),
-                )
-            },
+            |request, index| self.one(Request::Send(request), index, requests.len()),
             |one| self.inner.poster().post_send(one),
         )
     }
 
     fn post_send_whole(&self, requests: &[WorkRequest<'_>]) -> Posted {
-        for (index, request) in requests.iter().enumerate() {
-            let request = Request::Send(request);
-            let fate = self.ask(Verb::PostSend, request, index, requests.len());
-            if let Some(reason) = fate.refusal {
+        let seen = |index: usize| self.one(Request::Send(&requests[index]), index, requests.len());
+        let take_back = |end: usize| {
+            (0..end).for_each(|index| self.open.layer.hooks.not_posted(&seen(index)));
+        };
+        for index in 0..requests.len() {
+            if let Some(reason) = self.open.ask(&seen(index)).refusal {
+                take_back(index);
                 return Err((index, reason));
             }
         }
-        self.inner.poster().post_send_whole(requests)
+        let posted = self.inner.poster().post_send_whole(requests);
+        posted.inspect_err(|_| take_back(requests.len()))
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Posted {
         one_by_one(
+            &self.open,
             requests,
-            |request, index| {
-                let request = Request::Receive(request);
-                self.ask(Verb::PostRecv, request, index, requests.len())
-            },
+            |request, index| self.one(Request::Receive(request), index, requests.len()),
             |one| self.inner.poster().post_recv(one),
         )
     }
@@ -300,27 +305,21 @@ impl QpOps for QueuePair {
     }
 
     fn attach_multicast(&self, group: Gid, reply: Reply<()>) {
-        let verb = Verb::AttachMcast;
-        let before = self
-            .open
-            .before(&mut self.call(verb, Arguments::Group(group)));
+        let call = (Verb::AttachMcast, Arguments::Group(group));
         let inner = Arc::clone(&self.inner);
-        let on = Some(&self.object);
-        self.open.carry_out(before, verb, on, reply, move |reply| {
-            inner.attach_multicast(group, reply);
-        });
+        self.open
+            .carry_out_on(call, &self.object, reply, move |reply| {
+                inner.attach_multicast(group, reply);
+            });
     }
 
     fn detach_multicast(&self, group: Gid, reply: Reply<()>) {
-        let verb = Verb::DetachMcast;
-        let before = self
-            .open
-            .before(&mut self.call(verb, Arguments::Group(group)));
+        let call = (Verb::DetachMcast, Arguments::Group(group));
         let inner = Arc::clone(&self.inner);
-        let on = Some(&self.object);
-        self.open.carry_out(before, verb, on, reply, move |reply| {
-            inner.detach_multicast(group, reply);
-        });
+        self.open
+            .carry_out_on(call, &self.object, reply, move |reply| {
+                inner.detach_multicast(group, reply);
+            });
     }
 
     fn destroy(&self, reply: Reply<()>) {

@@ -20,17 +20,15 @@ pub(crate) struct ReceiveQueue {
 
 impl SrqOps for ReceiveQueue {
     fn post(&self, requests: &[ReceiveRequest<'_>]) -> Posted {
-        let ask = |request: &ReceiveRequest<'_>, index| {
-            self.open.ask(&Post {
-                verb: Verb::PostSrqRecv,
-                open: &self.open,
-                on: &self.object,
-                request: Request::Receive(request),
-                index,
-                of: requests.len(),
-            })
+        let seen = |request, index| Post {
+            verb: Verb::PostSrqRecv,
+            open: &self.open,
+            on: &self.object,
+            request: Request::Receive(request),
+            index,
+            of: requests.len(),
         };
-        one_by_one(requests, ask, |one| self.inner.post(one))
+        one_by_one(&self.open, requests, seen, |one| self.inner.post(one))
     }
 
     fn modify(&self, mut srq_limit: Option<u32>, mut max_wr: Option<u32>, reply: Reply<()>) {

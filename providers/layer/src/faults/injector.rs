@@ -330,7 +330,7 @@ impl Injector {
             let port = (device.to_owned(), PORT);
             let mut state = self.state.lock();
             match event {
-                EventType::PortErr => state.down.push(port),
+                EventType::PortErr if !state.down.contains(&port) => state.down.push(port),
                 EventType::PortActive => state.down.retain(|down| *down != port),
                 _ => {}
             }
@@ -510,6 +510,9 @@ impl Hooks for DeviceFaults {
         });
         fate
     }
+
+    // A rule has fired for the request all the same.
+    fn not_posted(&self, _: &Post<'_>) {}
 
     fn completion(&self, at: &Polled<'_>, completion: &mut Completion) -> CompletionFate {
         // A completion that has failed already is not a fault of the script.

@@ -405,7 +405,8 @@ impl Reader<'_> {
         }
         let first = self.ordinal("an occurrence")?;
         let (mut last, mut step) = (Some(first), 1);
-        if self.takes("..") {
+        let is_range = self.takes("..");
+        if is_range {
             self.peek();
             let at = self.at;
             let end = self.ordinal("the last occurrence")?;
@@ -418,12 +419,16 @@ impl Reader<'_> {
             last = Some(end);
         }
         if self.takes("+") {
-            if last == Some(first) {
+            if !is_range {
                 last = None;
             }
             if self.peek().is_some_and(|it| it.is_ascii_digit()) {
                 step = self.ordinal("the step")?;
             }
+        }
+        // A step within one occurrence means nothing, and is written again as none.
+        if last == Some(first) {
+            step = 1;
         }
         Ok(When::Counts { first, last, step })
     }

@@ -20,6 +20,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ),
     ("wc[qp=2]@10..20:hold 30ms", "wc[qp=2]@10..20:hold 30ms"),
     ("wc.send@100:lost", "wc.send@100:lost"),
+    ("reg_mr@5..5+2:EIO", "reg_mr@5:EIO"),
     (
         "get_async_event@1..3:EINTR; cm.ESTABLISHED@2:UNREACHABLE; create_cq@1:ENOMEM->off",
         "get_async_event@1..3:EINTR; cm.ESTABLISHED@2:UNREACHABLE; create_cq@1:ENOMEM->off",
