@@ -260,7 +260,8 @@ fn page(profile: &Profile) -> String {
     text
 }
 
-fn about(evidence: &Evidence) -> String {
+/// Returns the source of facts, when it was seen, and the note, in one line.
+pub(crate) fn about(evidence: &Evidence) -> String {
     let mut text = evidence.source.clone();
     if let Some(seen) = &evidence.seen {
         let _ = write!(text, " ({seen})");

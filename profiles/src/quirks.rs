@@ -12,7 +12,7 @@ use polyverbs::ids::{Gid, Qpn};
 use polyverbs::objects::{ObjectId, ObjectKind};
 use polyverbs::provider::{MrInit, Mutex, Operation as _, QpInit};
 use polyverbs::qp::{QpAttributes, QpState, QpType};
-use polyverbs::wr::{PostReason, WorkRequest};
+use polyverbs::wr::{PostReason, SendFlags, WorkRequest};
 use polyverbs::{Completion, Limit, VerbError};
 use polyverbs_layer::{
     Answer, Arguments, Before, Call, CompletionFate, Ended, Hooks, Polled, Post, PostFate, Request,
@@ -32,6 +32,8 @@ pub(crate) struct Quirks {
     max_init_rd_atom: u8,
     own_gids: Vec<Gid>,
     met: Met,
+    /// Whether a rule needs to know which requests are outstanding.
+    tracks: bool,
     state: Mutex<State>,
 }
 
@@ -54,12 +56,15 @@ struct Use {
     kind: ObjectKind,
     bytes: u64,
     requests: u64,
+    /// Whether each request of a queue pair completes with a completion.
+    is_signaled: bool,
 }
 
 /// A request that was posted and has not completed.
 struct Outstanding {
     wr_id: u64,
     bytes: u64,
+    is_signaled: bool,
     fate: Option<CompletionFate>,
 }
 
@@ -80,6 +85,15 @@ impl Quirks {
         if rules.iter().all(is_for_c_only) {
             return None;
         }
+        let tracks = rules.iter().any(|rule| {
+            matches!(
+                rule,
+                Rule::UsableWr { .. }
+                    | Rule::ChainMax { .. }
+                    | Rule::InflightBytes { .. }
+                    | Rule::LoopbackLost
+            )
+        });
         let gids = device.ports.iter().flat_map(|port| &port.gids);
         Some(Arc::new(Self {
             rules,
@@ -87,6 +101,7 @@ impl Quirks {
             max_init_rd_atom: u8::try_from(device.limits.max_qp_init_rd_atom).unwrap_or(u8::MAX),
             own_gids: gids.map(|entry| entry.gid).collect(),
             met,
+            tracks,
             state: Mutex::default(),
         }))
     }
@@ -117,6 +132,7 @@ impl Quirks {
             kind: ObjectKind::Qp,
             bytes: 0,
             requests,
+            is_signaled: init.sq_sig_all,
         };
         for rule in &self.rules {
             match *rule {
@@ -155,6 +171,7 @@ impl Quirks {
             kind: ObjectKind::Mr,
             bytes: init.memory.len() as u64,
             requests: 0,
+            is_signaled: false,
         };
         self.take(Verb::RegMr, init.id, wanted)
     }
@@ -224,7 +241,28 @@ impl Quirks {
                 (receive.wr_id, data.len(), data.num_sge(), false)
             }
         };
+        for rule in &self.rules {
+            match *rule {
+                Rule::ZeroSge { on, errno } if on == queue && num_sge == 0 => {
+                    return self.refuse_post(rule, post.verb, errno);
+                }
+                Rule::InlinePost { errno } if is_inline => {
+                    return self.refuse_post(rule, post.verb, errno);
+                }
+                _ => {}
+            }
+        }
+        if !self.tracks {
+            return PostFate::default();
+        }
         let mut state = self.state.lock();
+        let is_signaled = match post.request {
+            Request::Receive(_) => true,
+            Request::Send(request) => {
+                let is_asked = request.common().flags.contains(SendFlags::SIGNALED);
+                is_asked || state.uses.get(&qp).is_some_and(|qp| qp.is_signaled)
+            }
+        };
         let outstanding = state.outstanding.entry((qp, queue)).or_default();
         let mut fate = None;
         for rule in &self.rules {
@@ -235,14 +273,6 @@ impl Quirks {
                         drop(state);
                         return self.refuse_post(rule, post.verb, errno);
                     }
-                }
-                Rule::ZeroSge { on, errno } if on == queue && num_sge == 0 => {
-                    drop(state);
-                    return self.refuse_post(rule, post.verb, errno);
-                }
-                Rule::InlinePost { errno } if is_inline => {
-                    drop(state);
-                    return self.refuse_post(rule, post.verb, errno);
                 }
                 Rule::ChainMax { most, status }
                     if queue == Queue::Send && post.of as u64 > most =>
@@ -259,6 +289,7 @@ impl Quirks {
                     outstanding.push_back(Outstanding {
                         wr_id,
                         bytes: length,
+                        is_signaled,
                         fate: Some(CompletionFate::Lose),
                     });
                     drop(state);
@@ -271,6 +302,7 @@ impl Quirks {
         outstanding.push_back(Outstanding {
             wr_id,
             bytes: length,
+            is_signaled,
             fate: fate.map(|(_, status)| CompletionFate::Fail(status, 0)),
         });
         drop(state);
@@ -278,6 +310,28 @@ impl Quirks {
             self.met(&rule, &format!("request {wr_id} fails: {status}"));
         }
         PostFate::default()
+    }
+
+    /// Forgets a request that has completed; returns what becomes of its completion.
+    fn completed(
+        &self,
+        qp: ObjectId,
+        queue: Queue,
+        completion: &Completion,
+    ) -> Option<CompletionFate> {
+        let mut state = self.state.lock();
+        let outstanding = state.outstanding.get_mut(&(qp, queue))?;
+        // A request that is not signaled has a completion only if it has failed.
+        let place = outstanding.iter().position(|it| {
+            it.wr_id == completion.wr_id && (it.is_signaled || !completion.status.is_success())
+        })?;
+        // Requests before it that were not signaled have completed too.
+        outstanding.drain(..=place).next_back()?.fate
+    }
+
+    fn is_own(&self, qp_num: Qpn) -> bool {
+        let state = self.state.lock();
+        state.qp_nums.values().any(|own| *own == qp_num)
     }
 
     /// Whether a request is a datagram to a GID of this device.
@@ -340,6 +394,7 @@ impl Hooks for Quirks {
                     kind: ObjectKind::Cq,
                     bytes: 0,
                     requests: 0,
+                    is_signaled: false,
                 };
                 self.take(Verb::CreateCq, init.id, wanted)
             }
@@ -397,6 +452,20 @@ impl Hooks for Quirks {
         }
     }
 
+    fn not_posted(&self, post: &Post<'_>) {
+        let Some(qp) = post.on.id() else { return };
+        let (queue, wr_id) = match post.request {
+            Request::Send(request) => (Queue::Send, request.common().wr_id),
+            Request::Receive(receive) => (Queue::Recv, receive.wr_id),
+        };
+        let mut state = self.state.lock();
+        if let Some(outstanding) = state.outstanding.get_mut(&(qp, queue))
+            && let Some(place) = outstanding.iter().rposition(|it| it.wr_id == wr_id)
+        {
+            outstanding.remove(place);
+        }
+    }
+
     fn completion(&self, at: &Polled<'_>, completion: &mut Completion) -> CompletionFate {
         let Some(qp) = at.qp.and_then(|qp| qp.id()) else {
             return CompletionFate::Deliver;
@@ -405,16 +474,16 @@ impl Hooks for Quirks {
             true => Queue::Recv,
             false => Queue::Send,
         };
-        let mut state = self.state.lock();
-        let is_own = state.qp_nums.values().any(|own| *own == completion.src_qp);
-        let fate = state.outstanding.get_mut(&(qp, queue)).and_then(|queue| {
-            let place = queue.iter().position(|it| it.wr_id == completion.wr_id)?;
-            // Requests before it that were not signaled have completed too.
-            queue.drain(..=place).next_back()?.fate
-        });
-        drop(state);
+        let fate = match self.tracks {
+            true => self.completed(qp, queue, completion),
+            false => None,
+        };
         let is_datagram = at.qp.and_then(|qp| qp.qp()).map(|qp| qp.qp_type()) == Some(QpType::Ud);
-        if self.has_loopback() && is_datagram && queue == Queue::Recv && is_own {
+        if self.has_loopback()
+            && is_datagram
+            && queue == Queue::Recv
+            && self.is_own(completion.src_qp)
+        {
             return CompletionFate::Lose;
         }
         if let Some(fate) = fate

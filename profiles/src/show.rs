@@ -291,12 +291,5 @@ fn evidence_json(of: &Evidence) -> Value {
 
 /// Returns the source of facts in one line.
 pub(crate) fn source(of: &Evidence) -> String {
-    let mut line = format!("{}: {}", of.sure, of.source);
-    if let Some(seen) = &of.seen {
-        let _ = write!(line, " ({seen})");
-    }
-    if let Some(note) = &of.note {
-        let _ = write!(line, ". {note}");
-    }
-    line
+    format!("{}: {}", of.sure, crate::atlas::about(of))
 }

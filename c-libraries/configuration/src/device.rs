@@ -9,7 +9,7 @@ use polyverbs::emulated::{
     self, Contract, EmulatedOptions, FabricPlace, FaultSpec, ROCE_PORT, Tap,
 };
 use polyverbs_profiles::rule::Rule;
-use polyverbs_profiles::{Met, Profile, ProfileDeviceError};
+use polyverbs_profiles::{Met, Profile, ProfileDeviceError, Quirk};
 use polyverbs_wire::layout::Octets;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use verbs_api::{
@@ -292,11 +292,16 @@ impl Device {
         self.profile.as_ref().map(ChosenProfile::profile)
     }
 
+    /// The quirks of the profile that the device has.
+    fn quirks(&self) -> impl Iterator<Item = &Quirk> {
+        let all = self.taken_on().into_iter();
+        let all = all.flat_map(|profile| &profile.quirks);
+        all.filter(|quirk| !self.except.contains(&quirk.name()))
+    }
+
     /// The error number and the name of the quirk with which a query of a queue pair for these attributes is refused.
     pub fn query_refusal(&self, mask: u32) -> Option<(i32, String)> {
-        let quirks = self.taken_on()?.quirks.iter();
-        let mut on = quirks.filter(|quirk| !self.except.contains(&quirk.name()));
-        on.find_map(|quirk| match quirk.rule {
+        self.quirks().find_map(|quirk| match quirk.rule {
             Rule::QueryQpMask { attributes, errno } if mask & !attributes != 0 => {
                 Some((errno as i32, quirk.name()))
             }
@@ -316,9 +321,7 @@ impl Device {
         let max_qp_wr = profile
             .limit(Limit::MaxQpWr)
             .map_or(u64::MAX, |(most, _)| most);
-        let quirks = profile.quirks.iter();
-        let mut on = quirks.filter(|quirk| !self.except.contains(&quirk.name()));
-        on.find_map(|quirk| {
+        self.quirks().find_map(|quirk| {
             let errno = match quirk.rule {
                 Rule::QpTypeRefused { errno } if !has_type => errno,
                 Rule::ChecksUnused { errno } if has_srq && u64::from(max_recv_wr) > max_qp_wr => {

@@ -197,6 +197,14 @@ fn a_program_runs_as_each_of_several_cards() {
 }
 
 #[test]
+fn profiles_are_given_once() {
+    let output = run_as(&["--as", "siw-6.1", "--as", "rxe-6.1", "--", "/bin/true"]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("cannot be used multiple times"), "{told}");
+}
+
+#[test]
 fn a_quirk_is_turned_off_by_its_name() {
     let show = |arguments: &[&str]| {
         let output = run_as(&[&["--as", "apple-thunderbolt", "--show"], arguments].concat());

@@ -264,6 +264,25 @@ fn fewer_requests_can_be_posted_than_a_queue_pair_says() {
     }
 }
 
+// Most programs signal few requests, and some give all the same wr_id.
+#[test]
+fn unsignaled_requests_free_their_places() {
+    let devices = devices("usable-wr send=48, errno=ENOMEM");
+    let rig = Rig::of(&devices.quirky);
+    let [near, _far] = rig.pair();
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = rig.register(8, rights).unwrap();
+    let write = || wr::Write::new(b"", region.remote(0));
+    for _ in 0..20 {
+        for _ in 0..15 {
+            near.post_one(write().wr_id(1)).unwrap();
+        }
+        near.post_one(write().signaled(1)).unwrap();
+        assert_eq!(rig.poll_all().len(), 1);
+    }
+    assert!(devices.met.lock().is_empty());
+}
+
 // Kind 10.
 #[test]
 fn inline_data_are_limited_by_the_type_of_the_queue_pair() {

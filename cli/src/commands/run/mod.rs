@@ -90,7 +90,7 @@ pub(crate) struct Arguments {
     device: Vec<String>,
     /// Profile of real devices that the program's devices take on: a name of `polyverbs profile list`, or a TOML file. With
     /// several names, the program is run for each in turn
-    #[arg(long = "as", value_name = "PROFILE", value_delimiter = ',', conflicts_with_all = ["device", "config"])]
+    #[arg(long = "as", value_name = "PROFILE", value_delimiter = ',', action = clap::ArgAction::Set, conflicts_with_all = ["device", "config", "over_system"])]
     profiles: Vec<ChosenProfile>,
     /// A quirk of the profile that the devices do not have; may be given several times
     #[arg(long, value_name = "QUIRK", requires = "profiles")]
@@ -129,7 +129,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SOCKET")]
     fabric: Option<String>,
     /// Name of the program's own node in the topology of that fabric; the first adapter unless set. With one of both, the
-    /// program's only device is the adapter of that node, unless --device or --config says otherwise
+    /// program's only device is the adapter of that node, unless --device, --as or --config says otherwise
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Print the devices that the program would find, as a file for --config, and run nothing
@@ -314,7 +314,10 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
         if let Some(node) = &arguments.node {
             attachment.node.clone_from(node);
         }
-        if arguments.config.is_none() && arguments.device.is_empty() {
+        let has_others = arguments.config.is_some()
+            || !arguments.device.is_empty()
+            || !arguments.profiles.is_empty();
+        if !has_others {
             configuration.be_at_node();
         }
     }
