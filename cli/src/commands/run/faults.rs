@@ -5,6 +5,7 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::mpsc;
 use std::thread::Builder;
 use std::{env, fs, io};
 
@@ -115,10 +116,12 @@ pub(super) fn supervise(
     passed.for_each(|signal| signals.add(signal));
     // Blocked before the child exists, so that no signal ends this process while it runs.
     let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    let process = start(command, &mask)?;
+    // What can fail comes before the child, which nothing would wait for.
     let received = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
+    let (child, of_child) = mpsc::channel();
     let passing = Builder::new().name("signals".to_owned());
     passing.spawn(move || {
+        let Ok(process) = of_child.recv() else { return };
         while let Ok(Some(signal)) = received.read_signal() {
             // A terminal sends the child its signals itself.
             let is_of_terminal = signal.ssi_code == SI_KERNEL;
@@ -128,6 +131,9 @@ pub(super) fn supervise(
             }
         }
     })?;
+    let process = start(command, &mask)?;
+    // The thread waits for it.
+    let _ = child.send(process);
     let code = loop {
         match waitpid(process, None)? {
             WaitStatus::Exited(_, code) => break code,
