@@ -228,6 +228,9 @@ const PROJECT: &str = concat!(
 name = "polyverbs-libraries"
 edition = "2024"
 
+# The folder of temporary files may be below that of another workspace.
+[workspace]
+
 [lib]
 path = "lib.rs"
 

@@ -60,7 +60,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
 /// The path to a LID, which every path in a subnet names.
 fn to_lid(port: &PortAttributes, attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
     let is_global = attr.is_global != 0;
-    if is_global && usize::from(attr.grh.sgid_index) >= port.gids.len() {
+    if is_global && port.gid(attr.grh.sgid_index).is_none() {
         return Err(Errno::INVAL);
     }
     Ok(AddressVector {

@@ -21,6 +21,7 @@ use crate::abi::{
     IbvContext, IbvEce, IbvGid, IbvPd, IbvQp, IbvQpAttr, IbvQpEx, IbvQpInitAttr, Slot, qp_type,
 };
 use crate::builder::Builder;
+use crate::device::ListedDevice;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::object::Object;
 use crate::sinks::Sinks;
@@ -156,27 +157,24 @@ fn refuse_by_profile(device: &context::State, init: &IbvQpInitAttr) -> Result<()
     let refusal = listed
         .configured()
         .qp_refusal(has_type, has_srq, init.cap.max_recv_wr);
-    match refusal {
-        Some((errno, quirk)) => {
-            let what = format!("create_qp fails with error number {errno}");
-            trace::quirk(&listed.name().to_string_lossy(), &quirk, &what);
-            Err(Errno(errno))
-        }
-        None => Ok(()),
-    }
+    refuse(listed, "create_qp", refusal)
+}
+
+/// Fails a verb with the error number of a quirk, if there is one, and notes it in the trace.
+fn refuse(listed: &ListedDevice, verb: &str, refusal: Option<(i32, String)>) -> Result<(), Errno> {
+    let Some((errno, quirk)) = refusal else {
+        return Ok(());
+    };
+    let what = format!("{verb} fails with error number {errno}");
+    trace::quirk(&listed.name().to_string_lossy(), &quirk, &what);
+    Err(Errno(errno))
 }
 
 /// Refuses a query as the driver of a card does that does not know all attributes.
 fn refuse_query(device: &context::State, mask: c_int) -> Result<(), Errno> {
     let listed = device.shared.listed;
-    match listed.configured().query_refusal(mask as u32) {
-        Some((errno, quirk)) => {
-            let what = format!("query_qp fails with error number {errno}");
-            trace::quirk(&listed.name().to_string_lossy(), &quirk, &what);
-            Err(Errno(errno))
-        }
-        None => Ok(()),
-    }
+    let refusal = listed.configured().query_refusal(mask as u32);
+    refuse(listed, "query_qp", refusal)
 }
 
 /// Moves a new iWARP QP to the state that verbs call INIT: iWARP has no earlier one. The QP stays in RESET if its CQ has

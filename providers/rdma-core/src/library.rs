@@ -50,20 +50,7 @@ impl File {
     /// # Errors
     /// The message of the linker.
     pub(crate) fn load(name: &OsStr) -> Result<Self, VerbError> {
-        let unusable = |_| VerbError::UnsupportedHere("a file name with a zero in it".into());
-        let path = CString::new(name.as_bytes()).map_err(unusable)?;
-        // SAFETY: the user who names the file answers for it; the initialisers of rdma-core's libraries demand nothing of the
-        // process.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(missing());
-        }
-        let name = name.to_owned();
-        Ok(Self {
-            name,
-            handle,
-            namespace: None,
-        })
+        Self::load_into(None, name)
     }
 
     /// Loads a file into a namespace of its own, with its own copy of everything that it depends on. The program has another
@@ -72,7 +59,7 @@ impl File {
     /// # Errors
     /// The message of the linker.
     pub(crate) fn load_apart(name: &OsStr) -> Result<Self, VerbError> {
-        let mut file = Self::load_into(libc::LM_ID_NEWLM, name)?;
+        let mut file = Self::load_into(Some(libc::LM_ID_NEWLM), name)?;
         let mut namespace: libc::Lmid_t = 0;
         // SAFETY: the handle is open, and there is room for the number of a namespace.
         let told = unsafe {
@@ -94,25 +81,28 @@ impl File {
     /// # Errors
     /// The message of the linker.
     pub(crate) fn load_beside(&self, name: &OsStr) -> Result<Self, VerbError> {
-        match self.namespace {
-            None => Self::load(name),
-            Some(namespace) => Self::load_into(namespace, name),
-        }
+        Self::load_into(self.namespace, name)
     }
 
-    fn load_into(namespace: libc::Lmid_t, name: &OsStr) -> Result<Self, VerbError> {
+    fn load_into(namespace: Option<libc::Lmid_t>, name: &OsStr) -> Result<Self, VerbError> {
         let unusable = |_| VerbError::UnsupportedHere("a file name with a zero in it".into());
         let path = CString::new(name.as_bytes()).map_err(unusable)?;
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
-        // SAFETY: as in `load`.
-        let handle = unsafe { libc::dlmopen(namespace, path.as_ptr(), flags) };
+        // SAFETY: the user who names the file answers for it; the initialisers of rdma-core's libraries demand nothing of the
+        // process.
+        let handle = unsafe {
+            match namespace {
+                None => libc::dlopen(path.as_ptr(), flags),
+                Some(namespace) => libc::dlmopen(namespace, path.as_ptr(), flags),
+            }
+        };
         if handle.is_null() {
             return Err(missing());
         }
         Ok(Self {
             name: name.to_owned(),
             handle,
-            namespace: Some(namespace),
+            namespace,
         })
     }
 
